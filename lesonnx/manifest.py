@@ -1,0 +1,290 @@
+"""The bundle's contract: what ``manifest.json`` says, as strict frozen models.
+
+It knows nothing of files beyond their relative names, nor of ONNX Runtime. The JSON schema is checked in as
+``manifest.schema.json`` beside this file; the Kotlin and Swift runtimes read the same document.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lesonnx.errors import BundleError
+
+FORMAT_VERSION = 1
+PAGE_BYTES = 4096
+TENSOR_ALIGNMENT_BYTES = 64
+MATRIX_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+Activation = Literal["swiglu", "geglu", "reglu", "swiglu_clamped"]
+Bits = Literal[2, 4, 8, 32]
+Dtype = Literal["float32", "int64", "int32", "bool", "uint8"]
+Target = Literal["desktop", "android", "ios"]
+
+
+def _inside(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path or ":" in path:
+        raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
+    return path
+
+
+BundlePath = Annotated[str, AfterValidator(_inside)]
+Count = Annotated[int, Field(ge=1)]
+Offset = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """Base of every record: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def page_ceil(length_bytes: int) -> int:
+    """The length rounded up to whole pages of 4096 bytes."""
+    return -(-length_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class ExpertMatrix(Strict):
+    """One linear map of an expert, ``y = x W^T (+ bias)``, with W of shape [rows, columns] (out, in).
+
+    Quantized (bits 2, 4, 8): the weight is uint8 [rows, ceil(columns / block_size), block_size * bits / 8], low bits
+    first, zero point ``2 ** (bits - 1)``; scales float32 [rows, blocks]. That is ``MatMulNBits``'s own layout.
+    Float (bits 32): row-major float32 [rows, columns], ``block_size`` 0, no scales. A bias is float32 [rows].
+    Offsets count from the start of the expert.
+    """
+
+    rows: Count
+    columns: Count
+    bits: Bits
+    block_size: Literal[0, 16, 32, 64, 128]
+    weight_offset_bytes: Offset
+    scales_offset_bytes: Offset | None = None
+    bias_offset_bytes: Offset | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExpertMatrix:
+        if (self.bits == 32) != (self.block_size == 0) or (self.bits == 32) != (self.scales_offset_bytes is None):
+            raise ValueError("block_size and scales belong to quantized matrices, and to every one of them")
+        return self
+
+    @property
+    def num_blocks(self) -> int:
+        """Quantization blocks along a row, the last one padded; 0 for a float matrix."""
+        return -(-self.columns // self.block_size) if self.block_size else 0
+
+    @property
+    def weight_bytes(self) -> int:
+        if self.bits == 32:
+            return self.rows * self.columns * 4
+        return self.rows * self.num_blocks * self.block_size * self.bits // 8
+
+    @property
+    def scales_bytes(self) -> int:
+        return self.rows * self.num_blocks * 4
+
+
+class ExpertKind(Strict):
+    """Experts that share shape, bits and activation, so that one ``stage_n.onnx`` computes any of them.
+
+    With g and u the gate and up projections of x, an expert gives ``down(act(g) * u)``: act is SiLU for ``swiglu``,
+    GELU (tanh form) for ``geglu``, ReLU for ``reglu``. ``swiglu_clamped`` (gpt-oss) is
+    ``(u' + 1) * g' * sigmoid(alpha * g')`` with g' = min(g, limit) and u' = clamp(u, -limit, limit).
+    """
+
+    name: str
+    hidden_size: Count
+    intermediate_size: Count
+    activation: Activation
+    alpha: float = 1.702
+    limit: float = 7.0
+    gate_proj: ExpertMatrix
+    up_proj: ExpertMatrix
+    down_proj: ExpertMatrix
+    length_bytes: Count
+    stage: BundlePath | None = None
+
+    @model_validator(mode="after")
+    def _shapes(self) -> ExpertKind:
+        for name, matrix in self.matrices.items():
+            hidden_first = name == "down_proj"
+            rows = self.hidden_size if hidden_first else self.intermediate_size
+            columns = self.intermediate_size if hidden_first else self.hidden_size
+            if (matrix.rows, matrix.columns) != (rows, columns):
+                raise ValueError(f"{name} is [{matrix.rows},{matrix.columns}], expected [{rows},{columns}]")
+            ends = [matrix.weight_offset_bytes + matrix.weight_bytes]
+            if matrix.scales_offset_bytes is not None:
+                ends.append(matrix.scales_offset_bytes + matrix.scales_bytes)
+            if matrix.bias_offset_bytes is not None:
+                ends.append(matrix.bias_offset_bytes + matrix.rows * 4)
+            if max(ends) > self.length_bytes:
+                raise ValueError(f"{name} ends at byte {max(ends)}, beyond the expert's {self.length_bytes}")
+        return self
+
+    @property
+    def matrices(self) -> dict[str, ExpertMatrix]:
+        return {name: getattr(self, name) for name in MATRIX_NAMES}
+
+    @property
+    def cost_bytes(self) -> int:
+        """What one expert of this kind costs in the cache and on flash: its length in whole pages."""
+        return page_ceil(self.length_bytes)
+
+
+class ExpertLayer(Strict):
+    """The experts of one MoE layer: expert e lies at ``e * stride`` of the pack, a shared expert after the last."""
+
+    layer_idx: Offset
+    pack: BundlePath
+    num_experts: Count
+    num_experts_per_tok: Count
+    kind: Offset
+    shared_kind: Offset | None = None
+
+
+class Value(Strict):
+    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S cache capacity."""
+
+    name: str
+    dtype: Dtype
+    shape: list[int | str]
+
+
+class Provider(Strict):
+    """An execution provider and its options, as ONNX Runtime names them."""
+
+    name: str
+    options: dict[str, str] = {}
+
+
+class Part(Strict):
+    """A dense ONNX model of the bundle."""
+
+    name: str
+    role: Literal["embed", "segment", "head", "lookahead"]
+    path: BundlePath
+    layer_idx: Offset | None = None
+    inputs: list[Value]
+    outputs: list[Value]
+    providers: dict[Target, list[Provider]] = {}
+
+
+class State(Strict):
+    """A tensor that a part carries from step to step: ``input`` and ``output`` of ``part``, zero at the start.
+
+    Attention states are [1, kv heads, S, head size]; past and present are one buffer of the host's, of any capacity S
+    that holds the tokens so far and those of the step.
+    """
+
+    name: str
+    kind: Literal["attention_key", "attention_value", "convolution", "recurrent"]
+    layer_idx: Offset
+    part: str
+    input: str
+    output: str
+    dtype: Dtype
+    shape: list[int | str]
+
+
+class ModelFacts(Strict):
+    """What a host must know of the model; names as Hugging Face spells them."""
+
+    model_type: str
+    hidden_size: Count
+    num_hidden_layers: Count
+    vocab_size: Count
+    num_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count
+    max_position_embeddings: Count
+    num_parameters: Count
+    num_active_parameters: Count
+    eos_token_ids: list[Offset] = []
+    bos_token_id: Offset | None = None
+    pad_token_id: Offset | None = None
+
+
+class Quantization(Strict):
+    """How the weights are stored: bits and block sizes of experts and dense parts."""
+
+    expert_bits: Bits
+    dense_bits: Literal[4, 8, 32]
+    block_size: Literal[0, 16, 32, 64, 128]
+
+
+class TokenizerFiles(Strict):
+    """Where the tokenizer lies; ``onnx`` is None where onnxruntime-extensions cannot express it."""
+
+    json_path: BundlePath | None = None
+    onnx: BundlePath | None = None
+    config: BundlePath | None = None
+    chat_template: BundlePath | None = None
+
+
+class Manifest(Strict):
+    """The whole of ``manifest.json``."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    producer: str
+    onnxruntime_at_least: str
+    model: ModelFacts
+    quantization: Quantization
+    prefill_chunk_tokens: Count = 512
+    parts: list[Part]
+    states: list[State]
+    expert_kinds: list[ExpertKind]
+    expert_layers: list[ExpertLayer]
+    tokenizer: TokenizerFiles | None = None
+    skipped_tensors: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _references(self) -> Manifest:
+        names = [part.name for part in self.parts]
+        if len(set(names)) != len(names):
+            raise ValueError("two parts have one name")
+        for role in ("embed", "head"):
+            if sum(part.role == role for part in self.parts) != 1:
+                raise ValueError(f"a bundle has exactly one {role} part")
+        for state in self.states:
+            if state.part not in names:
+                raise ValueError(f"state {state.name!r} names part {state.part!r}, which is not there")
+        segments = [part.layer_idx for part in self.parts if part.role == "segment"]
+        if segments != [layer.layer_idx for layer in self.expert_layers]:
+            raise ValueError("every MoE layer needs its segment, in the order of the layers")
+        for layer in self.expert_layers:
+            for kind in (layer.kind, layer.shared_kind):
+                if kind is not None and kind >= len(self.expert_kinds):
+                    raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
+        return self
+
+    def part(self, role: str, layer_idx: int | None = None) -> Part:
+        """The part of a role (and layer); KeyError where there is none."""
+        for part in self.parts:
+            if part.role == role and (layer_idx is None or part.layer_idx == layer_idx):
+                return part
+        raise KeyError((role, layer_idx))
+
+
+def parse_manifest(text: str, source: str = "manifest.json") -> Manifest:
+    """The manifest in a JSON text; raises BundleError in one line that names the field."""
+    try:
+        document: Any = json.loads(text)
+    except ValueError as error:
+        raise BundleError(f"{source}: not JSON: {error}") from None
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise BundleError(f"{source}: format_version is {version}, this lesonnx reads {FORMAT_VERSION}; export again")
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(key) for key in first["loc"]) or "document"
+        raise BundleError(f"{source}: {where}: {first['msg']}") from None
+
+
+def json_schema() -> str:
+    """The JSON schema of the manifest, as checked in."""
+    return json.dumps(Manifest.model_json_schema(), indent=1, sort_keys=True) + "\n"
