@@ -207,15 +207,15 @@ class Step:
         past = []
         for name in ("key", "value"):
             past.append(graph.input(f"past_{name}_{layer_idx}", "float32", shape))
-        output, present_key, present_value = graph.op(
+        output, present_key, present_value = graph.ops(
             "GroupQueryAttention",
+            3,
             query,
             key,
             value,
             *past,
             graph.input(PAST_LENGTH, "int32", [1]),
             graph.input(TOTAL_LENGTH, "int32", []),
-            outputs=3,
             domain=MICROSOFT,
             num_heads=num_heads,
             kv_num_heads=num_kv_heads,
@@ -244,6 +244,7 @@ def _reshaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def inverse_frequencies(theta: float, rotary_dim: int) -> Float32:
-    """Rotary inverse frequencies [rotary_dim / 2], ``theta ** (-2i / rotary_dim)`` in float32 as transformers has them."""
+    """Rotary inverse frequencies [rotary_dim / 2]: ``theta ** (-2i / rotary_dim)``, in float32 as in transformers."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    return (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    frequencies: Float32 = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    return frequencies

@@ -87,7 +87,7 @@ class Checkpoint:
             tensors |= self._scan_file(self.directory / name)
         for key in weight_map or ():
             if key not in tensors:
-                raise CheckpointError(f"{index_path}: names tensor {key!r}, which {weight_map[key]} does not hold")
+                raise CheckpointError(f"{index_path}: names tensor {key!r}, which its file does not hold")
         return tensors
 
     def _nothing_to_read(self) -> str:

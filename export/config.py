@@ -16,11 +16,42 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
-    """_name_or_path architectures attention_dropout auto_map bos_token_id dtype eos_token_id hidden_dropout
-    initializer_range is_decoder is_encoder_decoder model_type output_router_logits pad_token_id
-    router_aux_loss_coef router_jitter_noise tokenizer_class torch_dtype transformers_version use_cache text_config
-    vision_config head_dim max_window_layers layer_types attn_implementation pretraining_tp output_attentions
-    output_hidden_states return_dict chunk_size_feed_forward id2label label2id problem_type""".split()
+    [
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "hidden_dropout",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "model_type",
+        "output_router_logits",
+        "pad_token_id",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "text_config",
+        "vision_config",
+        "head_dim",
+        "max_window_layers",
+        "layer_types",
+        "attn_implementation",
+        "pretraining_tp",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+    ]
 )
 _MISSING = object()
 
@@ -92,7 +123,9 @@ class Config:
                 raise CheckpointError(f"config.json: {key} must be an object, found {parameters!r}")
             rope_type = parameters.get("rope_type", parameters.get("type", "default"))
             if rope_type != "default":
-                raise CheckpointError(f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}")
+                raise CheckpointError(
+                    f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}"
+                )
         theta = self.raw("rope_parameters", {}).get("rope_theta", self.raw("rope_theta", default))
         if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
             raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")

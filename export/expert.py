@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -133,7 +134,7 @@ class ExpertModel:
         opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
         self._model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lesonnx")
 
-    def _op(self, op_type: str, *inputs: str, output: str = "", domain: str = "", **attributes: object) -> str:
+    def _op(self, op_type: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
         name = output or f"{op_type.lower()}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(op_type, inputs, [name], domain=domain, **attributes))
         return name
@@ -187,7 +188,7 @@ class ExpertModel:
         return self._op("Mul", self._op("Add", cut_up, one), swish)
 
     def _constant(self, name: str, value: float) -> str:
-        return self._op("Constant", output=name, value=onnx.numpy_helper.from_array(np.float32(value)))
+        return self._op("Constant", output=name, value=onnx.numpy_helper.from_array(np.array(value, np.float32)))
 
     def serialize(self, expert_offset_bytes: int) -> bytes:
         """The model of the expert that starts at that offset of its pack."""
@@ -195,4 +196,5 @@ class ExpertModel:
             for entry in tensor.external_data:
                 if entry.key == "offset":
                     entry.value = str(expert_offset_bytes + offset_bytes)
-        return self._model.SerializeToString()
+        data: bytes = self._model.SerializeToString()
+        return data

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -195,8 +194,8 @@ def export_bundle(
     """Export a checkpoint directory to a bundle directory that does not exist yet.
 
     Everything is written to ``.NAME.partial`` beside the target, which is renamed at the end. An export that was broken
-    off leaves that directory; ``resume`` goes on with it, without it it is begun anew. ``progress`` is called with what is
-    being written and the bytes written since the last call; ``announce`` once with the plan.
+    off leaves that directory: ``resume`` goes on with it, otherwise it is begun anew. ``progress`` is called with what
+    is being written and the bytes written since the last call; ``announce`` once with the plan.
 
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """
@@ -214,7 +213,7 @@ def export_bundle(
         announce(plan)
         with _failures_in_one_line(partial):
             report = _export(plan, options, partial, journal, progress)
-            os.replace(partial, bundle)
+            partial.replace(bundle)
     finally:
         journal.close()
     report.bundle = bundle
@@ -290,8 +289,9 @@ def _write_parts(
     start = plan.part_ends[len(written) - 1] if written else 0
     store = DenseStore(directory / DenseStore.location, start)
     for entry in journal.entries("part"):
-        store.shared |= {key: StoredTensor(**{**value, "shape": tuple(value["shape"])})
-                         for key, value in entry["shared"].items()}
+        store.shared |= {
+            key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
+        }
     progress("dense parts", start)
     weights = Weights(plan.checkpoint)
     builder = PartBuilder(plan.architecture, weights, store, options.resolved_dense_bits, options.block_size)
@@ -364,14 +364,16 @@ def _facts(plan: ExportPlan) -> ModelFacts:
 
 def write_checksums(root: Path) -> int:
     """Write ``checksums.json`` (size and SHA-256 of every file); gives the bytes of all files together."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, int | str]] = {}
+    total_bytes = 0
     for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name != "checksums.json"):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         files[path.relative_to(root).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": digest}
+        total_bytes += path.stat().st_size
     text = json.dumps({"algorithm": "sha256", "files": files}, indent=1) + "\n"
     (root / "checksums.json").write_text(text, encoding="utf-8")
-    return sum(entry["size_bytes"] for entry in files.values()) + len(text)
+    return total_bytes + len(text)
 
 
 def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, overload
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -47,7 +47,7 @@ class StoredTensor:
 
 
 class DenseStore:
-    """The growing ``dense.bin`` of an export. Single writer; ``file`` None rehearses: sizes are counted, nothing is kept.
+    """The growing ``dense.bin`` of an export. Single writer; without a path it rehearses: sizes are counted, no more.
 
     Tensors stored under a key can be found again, which is how a tied head shares the embedding's bytes.
     """
@@ -129,22 +129,15 @@ class Graph:
         self.outputs.append(Value(name=name, dtype=dtype, shape=list(shape)))
         return name
 
-    @overload
-    def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
-    @overload
-    def op(self, op_type: str, *inputs: str, outputs: Literal[1], domain: str = "", **attributes: Any) -> str: ...
-    @overload
-    def op(
-        self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
-    ) -> tuple[str, ...]: ...
+    def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """A node with one output, whose name it gives. An empty string leaves an optional input out."""
+        return self.ops(op_type, 1, *inputs, domain=domain, **attributes)[0]
 
-    def op(
-        self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> str | tuple[str, ...]:
-        """A node; its output's name, or a tuple of them. An empty string leaves an optional input out."""
-        names = tuple(self.fresh(op_type.lower()) for _ in range(outputs))
+    def ops(self, op_type: str, num_outputs: int, *inputs: str, domain: str = "", **attributes: Any) -> tuple[str, ...]:
+        """A node with several outputs."""
+        names = tuple(self.fresh(op_type.lower()) for _ in range(num_outputs))
         self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], domain=domain, **attributes))
-        return names[0] if outputs == 1 else names
+        return names
 
     def constant(self, value: Any, dtype: Dtype = "float32") -> str:
         """A constant inside the file (small) or in the store; equal small ones are one."""

@@ -44,7 +44,7 @@ class Journal:
             raise InputError(f"{path}: not readable; export without --resume to begin anew") from None
         if not records or records[0].get("fingerprint") != fingerprint:
             raise InputError(
-                f"{directory}: was begun with another checkpoint or other options; export without --resume to begin anew"
+                f"{directory}: was begun with another checkpoint or options; export without --resume to begin anew"
             )
         with path.open("r+", encoding="utf-8") as file:
             file.truncate(sum(len(line.encode()) for line in whole))

@@ -60,9 +60,7 @@ class LayerPlan:
         return kind
 
 
-def read_expert(
-    architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None
-) -> dict[str, object]:
+def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> dict[str, object]:
     """An expert's float32 tensors; None asks for the shared one."""
     if expert_idx is None:
         return dict(architecture.shared_expert(weights, layer_idx))
@@ -90,7 +88,7 @@ def _write_experts(path: Path, plan: LayerPlan, places: list[int | None]) -> int
             name = f"layer {plan.layer_idx} expert {'shared' if expert_idx is None else expert_idx}"
             tensors = read_expert(_architecture, _weights, plan.layer_idx, expert_idx)
             block = expert_bytes(plan.kind_of(expert_idx), tensors, name)  # type: ignore[arg-type]
-            view = memoryview(block)
+            view = memoryview(block.data)
             offset = plan.offset_bytes(expert_idx)
             while view:
                 count = os.pwrite(descriptor, view, offset)

@@ -27,7 +27,7 @@ PIECE_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [rows, columns]: ``weight`` uint8 [rows, blocks, block_size * bits / 8], ``scales`` float32 [rows, blocks]."""
+    """A matrix: ``weight`` uint8 [rows, blocks, block_size * bits / 8], ``scales`` float32 [rows, blocks]."""
 
     weight: NDArray[np.uint8]
     scales: NDArray[np.float32]

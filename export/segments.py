@@ -135,9 +135,7 @@ class PartBuilder:
         expert_out = expert_out or graph.input("expert_out", "float32", ["T", slots, hidden])
         weights = graph.input("topk_weights", "float32", ["T", slots])
         row = graph.op("Unsqueeze", weights, graph.constant([1], "int64"))
-        mixed = graph.op(
-            "Reshape", graph.op("MatMul", row, expert_out), graph.constant([1, -1, hidden], "int64")
-        )
+        mixed = graph.op("Reshape", graph.op("MatMul", row, expert_out), graph.constant([1, -1, hidden], "int64"))
         if architecture.shared_expert_shape() is not None:
             shared_out = graph.input("shared_out", "float32", ["T", hidden])
             shared = graph.op("Mul", shared_out, graph.input("shared_weights", "float32", ["T", 1]))
@@ -152,9 +150,7 @@ class PartBuilder:
         architecture, graph = self.architecture, step.graph
         hidden, slots = architecture.hidden_size, architecture.num_experts_per_tok
         expert_out = graph.input("expert_out", "float32", ["T", slots, hidden])
-        ready = graph.op(
-            "Unsqueeze", graph.input("ready", "bool", ["T", slots]), graph.constant([2], "int64")
-        )
+        ready = graph.op("Unsqueeze", graph.input("ready", "bool", ["T", slots]), graph.constant([2], "int64"))
         known = graph.op("Where", ready, expert_out, graph.constant(0.0))
         residual = self._combine(step, known)
         moe_input = architecture.moe_input(step, layer_idx, residual)

@@ -7,6 +7,7 @@ decides where one part ends and the next begins.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Decoder:
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
     # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
-    skipped = {
+    skipped: ClassVar[dict[str, str]] = {
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
         r"(model\.)?mtp\..*": "multi-token prediction head, not part of the decoder",
     }
@@ -135,8 +136,8 @@ class Decoder:
             ],
             self.hidden_size,
         )
-        query, key, value = step.graph.op(
-            "Split", fused, step.graph.constant(list(sizes.values()), "int64"), outputs=3, axis=-1
+        query, key, value = step.graph.ops(
+            "Split", 3, fused, step.graph.constant(list(sizes.values()), "int64"), axis=-1
         )
         query, key = self.normalize_qk(step, prefix, query, key)
         rotary = step.rotary(self.inverse_frequencies)
@@ -175,7 +176,7 @@ class Decoder:
         fused = step.fused_linear(
             x, [(f"{prefix}gate_proj.weight", size, None), (f"{prefix}up_proj.weight", size, None)], self.hidden_size
         )
-        gate, up = graph.op("Split", fused, graph.constant([size, size], "int64"), outputs=2, axis=-1)
+        gate, up = graph.ops("Split", 2, fused, graph.constant([size, size], "int64"), axis=-1)
         if self.activation == "swiglu":
             active = graph.op("Mul", gate, graph.op("Sigmoid", gate))
         elif self.activation == "geglu":
@@ -204,7 +205,7 @@ class Decoder:
         graph = step.graph
         scores = self.router_scores(step, layer_idx, moe_input)
         count = graph.constant([self.num_experts_per_tok], "int64")
-        weights, ids = graph.op("TopK", scores, count, outputs=2, axis=-1, largest=1, sorted=1)
+        weights, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
         if self.norm_topk_prob:
             total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
             weights = graph.op("Div", weights, total)
