@@ -16,42 +16,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "hidden_dropout",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "model_type",
-        "output_router_logits",
-        "pad_token_id",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "text_config",
-        "vision_config",
-        "head_dim",
-        "max_window_layers",
-        "layer_types",
-        "attn_implementation",
-        "pretraining_tp",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "chunk_size_feed_forward",
-        "id2label",
-        "label2id",
-        "problem_type",
-    ]
+    {
+        *("_name_or_path", "architectures", "auto_map", "transformers_version", "model_type", "tokenizer_class"),
+        *("dtype", "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
+        *("attention_dropout", "hidden_dropout", "initializer_range", "router_jitter_noise", "pretraining_tp"),
+        *("output_router_logits", "router_aux_loss_coef", "is_decoder", "is_encoder_decoder"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "text_config", "vision_config"),
+        *("head_dim", "max_window_layers", "layer_types", "attn_implementation", "chunk_size_feed_forward"),
+        *("id2label", "label2id", "problem_type"),
+    }
 )
 _MISSING = object()
 
