@@ -11,18 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
-from lesonnx import ort
+from lesonnx import memory, ort
 from lesonnx.bundle import Bundle, ExpertRef
 from lesonnx.engines import ExpertJob
-from lesonnx.errors import ContextError, InputError
+from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.manifest import Part
-from lesonnx.schedules import LayerRequest, Schedule, Telemetry, jobs_of
+from lesonnx.schedules import LayerRequest, Schedule, jobs_of
 from lesonnx.states import LayerStates
 
 Logits = NDArray[np.float32]
+# What ONNX Runtime and Python take beside what is counted here.
+SPARE_BYTES = 48 << 20
+
+
+@dataclass(frozen=True)
+class _MemoryBound:
+    """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
+
+    budget_bytes: int
+    fixed_bytes: int
+    expert_budget_bytes: int | None
 
 
 @dataclass
@@ -73,7 +83,8 @@ class Runner:
         self.bundle = bundle
         self.schedule = schedule
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
-        self.telemetry = Telemetry()
+        self.token_ids: list[int] = []
+        self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True)
         self._sessions = {
@@ -100,6 +111,43 @@ class Runner:
     def rewind(self, num_tokens: int) -> None:
         """Go back to the first ``num_tokens`` tokens of the sequence."""
         self.states.rewind(num_tokens)
+        del self.token_ids[num_tokens:]
+
+    def common_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many tokens of the sequence a prompt begins with; its last token never counts, since it must run."""
+        count = 0
+        for ours, theirs in zip(self.token_ids, token_ids[:-1], strict=False):
+            if ours != theirs:
+                break
+            count += 1
+        return count
+
+    def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None) -> None:
+        """Bound the process: experts get what is left, less as caches grow. BudgetError if that is too little.
+
+        Call once, with all sessions open and before the first step.
+        """
+        chunk = self.prefill_chunk_tokens
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        fixed = memory.current_bytes() + buffers + SPARE_BYTES
+        self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
+        self._share_memory(self.states.capacity_for(1))
+
+    def _share_memory(self, capacity_tokens: int) -> None:
+        """Give the experts what a capacity of attention caches leaves them."""
+        if self._memory is None:
+            return
+        bound = self._memory
+        left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        if left < self.bundle.least_budget_bytes:
+            raise BudgetError(
+                f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
+                f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
+                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least"
+                f" {self.bundle.least_budget_bytes:,}"
+            )
+        wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
+        self.schedule.pressure(min(left, wanted))
 
     def prefill(self, token_ids: Sequence[int], all_logits: bool = False) -> Logits:
         """Append tokens in chunks; gives logits [V] of the last, or of all [n,V]. ContextError before any work."""
@@ -121,8 +169,12 @@ class Runner:
     def step(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> Logits:
         """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none)."""
         num_rows = len(token_ids)
-        if self.states.reserve(self.num_tokens + num_rows):
+        total = self.num_tokens + num_rows
+        if total > self.states.capacity_tokens:
+            # The experts give way before the caches grow: the budget holds at every moment.
+            self._share_memory(self.states.capacity_for(total))
             self._buffers.clear()
+            self.states.reserve(total)
         buffers = self._buffers_for(num_rows)
         self._fill(buffers, token_ids)
         self.states.begin(num_rows)
@@ -136,10 +188,11 @@ class Runner:
         logits = self._logits(buffers, logit_rows)
         self._finish_dense(began)
         self.states.commit(num_rows)
+        self.token_ids += token_ids
         return logits
 
     def _finish_dense(self, began: float) -> None:
-        self.telemetry.dense_ms += (time.perf_counter() - began) * 1e3
+        self.schedule.telemetry.dense_ms += (time.perf_counter() - began) * 1e3
 
     def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
         ids = np.asarray(token_ids, np.int64)
@@ -240,11 +293,3 @@ class Runner:
             for state in self.bundle.manifest.states
             if state.part == part.name
         }
-
-
-def check_part_types(session: onnxruntime.InferenceSession, part: Part) -> None:
-    """InputError where a part's model does not take what the manifest says."""
-    found = {value.name for value in session.get_inputs()}
-    expected = {value.name for value in part.inputs}
-    if found != expected:
-        raise InputError(f"{part.path}: takes {sorted(found)}, the manifest says {sorted(expected)}")

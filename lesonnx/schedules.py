@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,11 @@ class Telemetry:
     load_ms: float = 0.0
     expert_ms: float = 0.0
     dense_ms: float = 0.0
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        for entry in fields(self):
+            setattr(self, entry.name, entry.default)
 
 
 @dataclass
@@ -54,8 +59,14 @@ class LayerRequest:
 class Schedule(Protocol):
     """Carries a layer's request out: every required expert is loaded and computed, exactly once a request."""
 
+    telemetry: Telemetry
+    expert_budget_bytes: int
+
     def start(self) -> None:
         """What is done before the first token."""
+
+    def pressure(self, expert_budget_bytes: int) -> None:
+        """The expert budget is another from here on; between two layers only. BudgetError where it is too small."""
 
     def run_layer(self, request: LayerRequest) -> None:
         """Load and compute a layer's experts."""
@@ -102,6 +113,10 @@ class OnDemand:
     def start(self) -> None:
         check_budget(self.bundle, self.expert_budget_bytes)
 
+    def pressure(self, expert_budget_bytes: int) -> None:
+        check_budget(self.bundle, expert_budget_bytes)
+        self.expert_budget_bytes = expert_budget_bytes
+
     def run_layer(self, request: LayerRequest) -> None:
         for wave in self._waves(request.jobs):
             began = time.perf_counter()
@@ -141,12 +156,15 @@ class Resident:
     expert_budget_bytes: int
     telemetry: Telemetry = field(default_factory=Telemetry)
 
-    def start(self) -> None:
-        if self.expert_budget_bytes < self.bundle.expert_bytes:
+    def pressure(self, expert_budget_bytes: int) -> None:
+        if expert_budget_bytes < self.bundle.expert_bytes:
             raise BudgetError(
                 f"schedule resident keeps all experts, {self.bundle.expert_bytes:,} bytes;"
-                f" the expert budget is {self.expert_budget_bytes:,}"
+                f" the expert budget is {expert_budget_bytes:,}"
             )
+
+    def start(self) -> None:
+        self.pressure(self.expert_budget_bytes)
         began = time.perf_counter()
         for ref in self.bundle.experts():
             self.telemetry.read_bytes += load_twice(self.engine, ref)

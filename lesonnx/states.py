@@ -49,12 +49,12 @@ class LayerStates:
     def _shape(state: State, capacity_tokens: int) -> tuple[int, ...]:
         return tuple(capacity_tokens if size == "S" else int(size) for size in state.shape)
 
-    def reserve(self, num_tokens: int) -> bool:
-        """Make room for that many tokens in all; True where arrays moved. ContextError beyond the model's context."""
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for that many tokens in all; arrays may move. ContextError beyond the model's context."""
         if num_tokens > self.max_tokens:
             raise ContextError(f"{num_tokens} tokens do not fit the model's context of {self.max_tokens}")
         if num_tokens <= self.capacity_tokens:
-            return False
+            return
         capacity = self.capacity_for(num_tokens)
         for state in self._states:
             grown = np.zeros(self._shape(state, capacity), state.dtype)
@@ -62,7 +62,6 @@ class LayerStates:
                 grown[:, :, : self.num_tokens] = self.arrays[state.name][:, :, : self.num_tokens]
             self.arrays[state.name] = grown
         self.capacity_tokens = capacity
-        return True
 
     def begin(self, num_rows: int) -> None:
         """State the lengths of a step of that many rows; room must have been reserved."""

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx.bundle import Bundle, ExpertRef
+from lesonnx.errors import InputError
+
+ENGINES = ("auto", "session")
 
 Rows = NDArray[np.int64]
 
@@ -32,6 +35,7 @@ class ExpertEngine(Protocol):
     """
 
     name: str
+    notes: list[str]
 
     def load(self, ref: ExpertRef) -> int:
         """Bring an expert into memory; gives the bytes read. OSError or BundleError where that fails."""
@@ -50,4 +54,6 @@ def make_engine(name: str, bundle: Bundle) -> ExpertEngine:
     """The engine of that name: ``session`` (plain ONNX Runtime), or ``auto``, the fastest that works here."""
     from lesonnx.engines.session import SessionEngine
 
+    if name not in ENGINES:
+        raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     return SessionEngine(bundle)

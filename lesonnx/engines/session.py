@@ -29,6 +29,7 @@ class SessionEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
+        self.notes: list[str] = []
         # Experts are a handful of nodes: optimising a graph costs more than it brings.
         self._options = ort.session_options(optimise=False)
         self._sessions: dict[ExpertRef, onnxruntime.InferenceSession] = {}
