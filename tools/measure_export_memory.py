@@ -154,7 +154,7 @@ def write_checkpoint(directory: Path, shape: Shape) -> None:
                 while left:
                     start = int(rng.integers(POOL_ELEMENTS // 2))
                     piece = pool[start : start + left]
-                    file.write(memoryview(piece.view(np.uint8)))
+                    file.write(piece.tobytes())
                     left -= len(piece)
     index = {"metadata": {"total_size": shape.checkpoint_bytes}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -322,9 +322,10 @@ def report(
     click.echo(f"  of it anonymous at most {memory.anonymous_bytes / 1e9:.2f} GB; RSS {memory.rss_bytes / 1e9:.2f} GB;")
     own = sum(memory.own_peaks.values())
     click.echo(f"  sum of each process's own RSS peak, whenever it was: {own / 1e9:.2f} GB")
+    embedding_bytes = shape.vocab_size * shape.hidden_size * 4
     verdict = "within" if memory.pss_bytes <= shape.limit_bytes else "OVER"
     click.echo(
-        f"limit: 2 layers {2 * shape.layer_bytes / 1e9:.2f} + embedding {shape.vocab_size * shape.hidden_size * 4 / 1e9:.2f}"
+        f"limit: 2 layers {2 * shape.layer_bytes / 1e9:.2f} + embedding {embedding_bytes / 1e9:.2f}"
         f" + 0.50 = {shape.limit_bytes / 1e9:.2f} GB: {verdict}"
     )
 
