@@ -40,6 +40,7 @@ from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, PackWriter, layer_directory, read_expert
 from lesonnx_export.segments import BuiltPart, PartBuilder
+from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
 
 ONNXRUNTIME_AT_LEAST = "1.24"
@@ -156,10 +157,13 @@ def _size(checkpoint: Checkpoint, name: str) -> int:
 
 
 def _plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
-    kinds = [make_kind("stage_0", architecture.expert_shape(), options.bits, options.block_size)]
+    # Routed and shared experts never share a kind: their stages write outputs of different shapes.
     shared_shape = architecture.shared_expert_shape()
-    if shared_shape is not None:
-        kinds.append(make_kind("stage_1", shared_shape, options.bits, options.block_size))
+    shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
+    kinds = [
+        make_kind(f"stage_{place}", shape, options.bits, options.block_size, f"experts/stage_{place}.onnx")
+        for place, shape in enumerate(shapes)
+    ]
     shared_kind = kinds[1] if shared_shape is not None else None
     layers = [
         LayerPlan(layer_idx, architecture.num_experts, kinds[0], shared_kind) for layer_idx in architecture.moe_layers
@@ -225,6 +229,7 @@ def _export(
 ) -> ExportReport:
     dense = _write_parts(plan, options, partial, journal, progress)
     _write_experts(plan, options, partial, journal, progress)
+    _write_stages(plan, partial)
     progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
@@ -336,6 +341,14 @@ def _write_experts(
             journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx)
     finally:
         writer.close()
+
+
+def _write_stages(plan: ExportPlan, partial: Path) -> None:
+    """One model a kind: the kernel engine's, which takes weights as an input."""
+    routed = {id(layer.kind) for layer in plan.layers}
+    for kind in plan.kinds:
+        slots = plan.architecture.num_experts_per_tok if id(kind) in routed else 1
+        (partial / str(kind.stage)).write_bytes(stage_model(kind, slots).SerializeToString())
 
 
 def _facts(plan: ExportPlan) -> ModelFacts:
