@@ -1,6 +1,7 @@
 """The tokenizer of a bundle: the checkpoint's files, and ``tokenizer.onnx`` for hosts that have no tokenizer library.
 
-It knows nothing of weights. ``tokenizer.onnx`` needs onnxruntime-extensions registered and maps one text to its ids::
+It knows nothing of weights. ``tokenizer.onnx`` needs onnxruntime-extensions registered (0.13.0 has no HfJsonTokenizer,
+0.15.2 has) and maps one text to its ids::
 
     text [1] string -> StringConcat(text, guard) -> HfJsonTokenizer -> without the guard's id -> ids [1, L] int64
 
@@ -62,14 +63,13 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
             return None, []
         return None, [f"{checkpoint_dir}: has {', '.join(others)} but no {TOKENIZER_JSON}: the bundle has no tokenizer"]
     document = _read_object(source)
-    reference = _load_reference(source)
-    config = _read_object(checkpoint_dir / TOKENIZER_CONFIG)
+    reference = _load_reference(source)  # after this the document has the shape that the library demands
+    chat_template = _chat_template(checkpoint_dir, _read_object(checkpoint_dir / TOKENIZER_CONFIG))
 
     tokenizer_dir.mkdir(parents=True, exist_ok=True)
     for name in (TOKENIZER_JSON, TOKENIZER_CONFIG, *_ALSO_COPIED):
         if (checkpoint_dir / name).is_file():
             shutil.copyfile(checkpoint_dir / name, tokenizer_dir / name)
-    chat_template = _chat_template(checkpoint_dir, config)
     if chat_template is not None:
         (tokenizer_dir / CHAT_TEMPLATE).write_bytes(chat_template)
 
@@ -235,7 +235,7 @@ def _chat_template(checkpoint_dir: Path, config: dict[str, Any]) -> bytes | None
     if value is not None and not isinstance(value, str):
         kind = type(value).__name__
         raise CheckpointError(f"{checkpoint_dir / TOKENIZER_CONFIG}: chat_template is a {kind}, expected text")
-    return None if value is None else value.encode()
+    return None if value is None else value.encode(errors="replace")
 
 
 def _load_reference(path: Path) -> tokenizers.Tokenizer:

@@ -44,10 +44,11 @@ def sentencepiece_bpe() -> Tokenizer:
     """BPE over ``▁`` with byte fallback and a BOS token, as Llama and Mixtral have it."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *BYTES], limit_alphabet=60, show_progress=False
-    )
-    tokenizer.train_from_iterator([word for text in CORPUS for word in text.split(" ")], trainer)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *BYTES], show_progress=False)
+    ascii_words = [
+        word for text in CORPUS if text.isascii() for word in text.split(" ")
+    ]  # the rest falls back to bytes
+    tokenizer.train_from_iterator(ascii_words, trainer)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -58,12 +59,13 @@ def sentencepiece_bpe() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """Unigram with Metaspace, as T5 and XLM-RoBERTa have it."""
-    tokenizer = Tokenizer(models.Unigram())
+    """Unigram with Metaspace, as T5 has it; its scores are made up, since training is not repeatable."""
+    words = dict.fromkeys("▁" + word for text in CORPUS for word in text.split())
+    letters = dict.fromkeys("▁" + "".join(CORPUS).replace(" ", ""))
+    pieces = [(word, -4.0 - 0.01 * rank) for rank, word in enumerate(words)]
+    pieces += [(letter, -8.0 - 0.01 * rank) for rank, letter in enumerate(letters) if letter not in words]
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *pieces], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
     return tokenizer

@@ -259,7 +259,8 @@ def test_broken_logits(values: list[float], word: str, temperature: float) -> No
     sampler = Sampler(SamplingOptions(temperature=temperature))
     with pytest.raises(LesonnxError) as caught:
         sampler.sample(np.array(values, np.float32))
-    assert word in str(caught.value) and "\n" not in str(caught.value)
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, InputError)
 
 
