@@ -110,7 +110,7 @@ def build_tokenizer_onnx(
             model = _build(document, reference, tokenizer_class, _guard(document) if is_guarded else None)
             encode = open_tokenizer_onnx(model)
             differing = [text for text, ids in zip(probes, expected, strict=True) if encode(text) != ids]
-        except Exception as error:  # onnxruntime and its extensions raise classes of their own
+        except Exception as error:  # noqa: BLE001  (onnxruntime and its extensions raise classes of their own)
             reason = reason or _one_line(error)
             continue
         if best is None or len(differing) < len(best[1]):
@@ -241,7 +241,7 @@ def _chat_template(checkpoint_dir: Path, config: dict[str, Any]) -> bytes | None
 def _load_reference(path: Path) -> tokenizers.Tokenizer:
     try:
         reference = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # noqa: BLE001  (the library raises plain Exception)
         raise CheckpointError(f"{path}: not a tokenizer.json: {_one_line(error)}") from None
     reference.no_truncation()
     reference.no_padding()

@@ -98,7 +98,7 @@ class ChatTemplate:
                 length += len(piece)
                 if length > MAX_TEXT_CHARS:
                     raise SecurityError(f"the prompt passes {MAX_TEXT_CHARS} characters")
-        except Exception as error:  # a template can raise anything
+        except Exception as error:  # noqa: BLE001  (a template can raise anything)
             reason = _one_line(error) or type(error).__name__
             raise InputError(f"{self._source}: cannot render these messages: {reason}") from None
         return "".join(pieces)

@@ -146,7 +146,7 @@ class ExpertLayer(Strict):
 
 
 class Value(Strict):
-    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S cache capacity."""
+    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity."""
 
     name: str
     dtype: Dtype
@@ -227,7 +227,7 @@ class TokenizerFiles(Strict):
 class Manifest(Strict):
     """The whole of ``manifest.json``."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     producer: str
     onnxruntime_at_least: str
     model: ModelFacts

@@ -39,7 +39,7 @@ class Tokenizer:
             raise BundleError(f"{path}: cannot be read: {one_line(error)}") from None
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
-        except Exception as error:  # the library raises plain Exception
+        except Exception as error:  # noqa: BLE001  (the library raises plain Exception)
             raise BundleError(f"{path}: not a tokenizer.json: {one_line(error)}") from None
 
     @property

@@ -8,13 +8,13 @@ from typing import Any
 
 import onnx
 import pytest
+from small_tokenizers import byte_level, document, sentencepiece_bpe, unigram
 from tokenizers import Tokenizer, normalizers
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import TokenizerFiles
 from lesonnx_export.tokenizer import build_tokenizer_onnx, export_tokenizer, open_tokenizer_onnx
 from lesonnx_export.tokenizer_probes import PROBES, added_token_probes
-from small_tokenizers import byte_level, document, sentencepiece_bpe, unigram
 
 SAMPLE = Path(__file__).resolve().parent.parent / "lesonnx" / "sample"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from small_tokenizers import byte_level, sentencepiece_bpe, unigram
 
 from lesonnx.errors import BundleError, InputError
 from lesonnx.tokenizer import REPLACEMENT, StopChecker, StreamDecoder, Tokenizer
-from small_tokenizers import byte_level, sentencepiece_bpe, unigram
 
 SAMPLE = Path(__file__).resolve().parent.parent / "lesonnx" / "sample" / "tokenizer.json"
 KINDS = ["byte_level", "sentencepiece_bpe", "unigram"]

@@ -1,0 +1,1 @@
+"""Benchmarks: each is a command, none is a timed test."""

@@ -1,0 +1,145 @@
+"""The Python API: `load` a bundle, `Model.generate` from it.
+
+It wires the other modules together and does none of their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lesonnx import ort
+from lesonnx.bundle import Bundle
+from lesonnx.chat import ChatTemplate
+from lesonnx.engines import make_engine
+from lesonnx.errors import InputError
+from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
+from lesonnx.runner import Runner
+from lesonnx.schedules import SCHEDULES, Telemetry, make_schedule
+from lesonnx.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a bundle is run. None of these changes what the model says (``prefill_chunk_tokens`` may change rounding).
+
+    ``expert_budget_bytes`` bounds the expert cache, exactly. ``memory_budget_bytes`` bounds the process: the experts
+    get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
+    """
+
+    schedule: str = "on-demand"
+    engine: str = "auto"
+    expert_budget_bytes: int | None = None
+    memory_budget_bytes: int | None = None
+    prefill_chunk_tokens: int | None = None
+    num_threads: int | None = None
+
+
+class Generation:
+    """The tokens of one generation, as they come; iterate once. ``report`` is complete at the end."""
+
+    def __init__(self, tokens: Iterator[Token], report: GenerationReport) -> None:
+        self._tokens = tokens
+        self.report = report
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def text(self) -> str:
+        """Run to the end; the text of what had not been taken yet."""
+        return "".join(token.text for token in self._tokens)
+
+
+@dataclass
+class Model:
+    """A loaded bundle. Not thread-safe; a context manager that frees everything at its end."""
+
+    bundle: Bundle
+    runner: Runner
+    options: LoadOptions
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    engine_name: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Loads, bytes and times since the bundle was loaded."""
+        return self.runner.schedule.telemetry
+
+    def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> list[int]:
+        """A prompt's token ids; InputError where it is text and the bundle has no tokenizer."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise InputError(f"{self.bundle.directory}: has no tokenizer; give token ids instead of text")
+        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    def generate(self, prompt: str | Sequence[int], options: GenerationOptions | None = None) -> Generation:
+        """Generate from a text or token ids, from scratch. Errors of the prompt come before any work."""
+        return self._generate(self.encode(prompt), options, reuse=False)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions | None = None) -> Generation:
+        """Answer a conversation by the bundle's chat template; what the last answer computed is used again."""
+        if self.chat_template is None:
+            raise InputError(f"{self.bundle.directory}: has no chat template; use generate, or `lesonnx run`")
+        text = self.chat_template.render(messages)
+        return self._generate(self.encode(text, add_special_tokens=False), options, reuse=True)
+
+    def _generate(self, prompt_ids: list[int], options: GenerationOptions | None, reuse: bool) -> Generation:
+        report = GenerationReport()
+        options = options or GenerationOptions()
+        tokens = generate(self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse)
+        return Generation(tokens, report)
+
+    def close(self) -> None:
+        """Free sessions, caches and experts."""
+        self.runner.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _expert_budget(bundle: Bundle, options: LoadOptions) -> int:
+    return bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
+
+
+def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **changes: Any) -> Model:
+    """Load a bundle: ``lesonnx.load("qwen", expert_budget_bytes=10**9).generate("Hello").text()``.
+
+    Options are those of `LoadOptions`, as an object or by name. Raises BundleError, BudgetError or InputError.
+    """
+    options = options or LoadOptions(**changes)
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    if options.schedule not in SCHEDULES:
+        raise InputError(f"schedule {options.schedule!r} is not one of {', '.join(SCHEDULES)}")
+    if options.prefill_chunk_tokens is not None and options.prefill_chunk_tokens < 1:
+        raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
+    if options.num_threads is not None and options.num_threads < 1:
+        raise InputError(f"threads is {options.num_threads}, expected at least 1")
+    ort.check_version(bundle.manifest.onnxruntime_at_least)
+    ort.use_threads(options.num_threads)
+    files = bundle.manifest.tokenizer
+    tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
+    template = ChatTemplate.load(bundle.directory / "tokenizer") if files else None
+
+    engine = make_engine(options.engine, bundle)
+    schedule = make_schedule(options.schedule, bundle, engine, _expert_budget(bundle, options))
+    schedule.pressure(schedule.expert_budget_bytes)
+    runner = Runner(bundle, schedule, options.prefill_chunk_tokens)
+    try:
+        if options.memory_budget_bytes is not None:
+            runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
+        schedule.start()
+    except BaseException:
+        runner.close()
+        raise
+    return Model(bundle, runner, options, tokenizer, template, engine.name, list(engine.notes))

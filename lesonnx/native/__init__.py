@@ -1,0 +1,1 @@
+"""The expert kernel: its C sources, and the library built from them."""
