@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from lesonnx.manifest import (
     Part,
     Quantization,
     State,
+    TokenizerFiles,
 )
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
@@ -40,6 +41,7 @@ from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, PackWriter, layer_directory, read_expert
 from lesonnx_export.segments import BuiltPart, PartBuilder
+from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
 
 ONNXRUNTIME_AT_LEAST = "1.24"
@@ -101,21 +103,20 @@ class ExportPlan:
         return self.dense_bytes + self.expert_bytes
 
 
-def make_plan(checkpoint_directory: Path, options: ExportOptions) -> ExportPlan:
+def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
     """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
-    checkpoint = Checkpoint(checkpoint_directory)
     config = Config(checkpoint.config)
     architecture = make_decoder(config)
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
-    weights = Weights(checkpoint, rehearsal=True)
+    weights = weights or Weights(checkpoint, rehearsal=True)
     store = DenseStore(None)
     builder = PartBuilder(architecture, weights, store, options.resolved_dense_bits, options.block_size)
     part_ends = []
     for _ in builder.build_all():
         part_ends.append(store.end_bytes)
     dense_used = set(weights.used)
-    kinds, layers = _plan_experts(architecture, options)
+    kinds, layers = plan_experts(architecture, options)
     for layer in layers:
         for expert_idx in layer.places:
             read_expert(architecture, weights, layer.layer_idx, expert_idx)
@@ -155,11 +156,15 @@ def _size(checkpoint: Checkpoint, name: str) -> int:
     return count
 
 
-def _plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
-    kinds = [make_kind("stage_0", architecture.expert_shape(), options.bits, options.block_size)]
+def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
+    """The kinds of experts and which layer has which."""
+    # Routed and shared experts never share a kind: their stages write outputs of different shapes.
     shared_shape = architecture.shared_expert_shape()
-    if shared_shape is not None:
-        kinds.append(make_kind("stage_1", shared_shape, options.bits, options.block_size))
+    shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
+    kinds = [
+        make_kind(f"stage_{place}", shape, options.bits, options.block_size, f"experts/stage_{place}.onnx")
+        for place, shape in enumerate(shapes)
+    ]
     shared_kind = kinds[1] if shared_shape is not None else None
     layers = [
         LayerPlan(layer_idx, architecture.num_experts, kinds[0], shared_kind) for layer_idx in architecture.moe_layers
@@ -204,7 +209,7 @@ def export_bundle(
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
     if not bundle.absolute().parent.is_dir():
         raise InputError(f"{bundle.parent}: no such directory to write the bundle into")
-    plan = make_plan(checkpoint_directory, options)
+    plan = make_plan(Checkpoint(checkpoint_directory), options)
     partial = bundle.absolute().parent / f".{bundle.name}.partial"
     fingerprint = _fingerprint(plan, options)
     journal = _open_journal(partial, fingerprint, resume)
@@ -223,12 +228,46 @@ def export_bundle(
 def _export(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> ExportReport:
-    dense = _write_parts(plan, options, partial, journal, progress)
-    _write_experts(plan, options, partial, journal, progress)
+    # First, since a broken tokenizer should not show after hours of quantizing.
     progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
+    dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
+    _write_experts(plan, options, partial, journal, progress)
+    write_stages(plan, partial)
+    return finish(plan, options, partial, journal, progress, make_manifest(plan, options, dense, tokenizer), warnings)
+
+
+def finish(
+    plan: ExportPlan,
+    options: ExportOptions,
+    partial: Path,
+    journal: Journal,
+    progress: Progress,
+    manifest: Manifest,
+    warnings: list[str],
+) -> ExportReport:
+    """Write the manifest and the checksums: the bundle is whole."""
+    (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    journal.remove()
+    progress("checksums", 0)
+    total_bytes = write_checksums(partial)
+    return ExportReport(
+        bundle=partial,
+        manifest=manifest,
+        dense_bytes=plan.dense_bytes,
+        expert_bytes=plan.expert_bytes,
+        total_bytes=total_bytes,
+        checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
+        notes=[*plan.notes, *warnings],
+    )
+
+
+def make_manifest(
+    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
+) -> Manifest:
+    """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
-    manifest = Manifest(
+    return Manifest(
         producer=f"lesonnx {__version__}",
         onnxruntime_at_least=ONNXRUNTIME_AT_LEAST,
         model=_facts(plan),
@@ -255,35 +294,24 @@ def _export(
         tokenizer=tokenizer,
         skipped_tensors=plan.skipped,
     )
-    (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    journal.remove()
-    progress("checksums", 0)
-    total_bytes = write_checksums(partial)
-    return ExportReport(
-        bundle=partial,
-        manifest=manifest,
-        dense_bytes=plan.dense_bytes,
-        expert_bytes=plan.expert_bytes,
-        total_bytes=total_bytes,
-        checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
-        notes=[*plan.notes, *warnings],
-    )
 
 
 @dataclass(frozen=True)
-class _WrittenPart:
+class WrittenPart:
+    """A part that is on disk, and its states."""
+
     part: Part
     states: list[State]
 
 
-def _write_parts(
-    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
-) -> list[_WrittenPart]:
+def write_parts(
+    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress, weights: Weights
+) -> list[WrittenPart]:
     """Write the dense parts in order; parts that the journal holds are taken from there."""
     directory = partial / "dense"
     directory.mkdir(parents=True, exist_ok=True)
     written = [
-        _WrittenPart(Part.model_validate(entry["part"]), [State.model_validate(state) for state in entry["states"]])
+        WrittenPart(Part.model_validate(entry["part"]), [State.model_validate(state) for state in entry["states"]])
         for entry in journal.entries("part")
     ]
     start = plan.part_ends[len(written) - 1] if written else 0
@@ -293,13 +321,12 @@ def _write_parts(
             key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
         }
     progress("dense parts", start)
-    weights = Weights(plan.checkpoint)
     builder = PartBuilder(plan.architecture, weights, store, options.resolved_dense_bits, options.block_size)
     try:
         for name in plan.part_names[len(written) :]:
             before = store.end_bytes
             built = builder.build(name)
-            _save(built, partial)
+            save_part(built, partial)
             store.sync()
             journal.add(
                 "part",
@@ -308,14 +335,15 @@ def _write_parts(
                 states=[state.model_dump(mode="json") for state in built.states],
                 shared={key: asdict(tensor) for key, tensor in store.shared.items()},
             )
-            written.append(_WrittenPart(built.part, built.states))
+            written.append(WrittenPart(built.part, built.states))
             progress("dense parts", store.end_bytes - before)
     finally:
         store.close()
     return written
 
 
-def _save(built: BuiltPart, partial: Path) -> None:
+def save_part(built: BuiltPart, partial: Path) -> None:
+    """Write a part's model beside its weights."""
     path = partial / built.part.path
     path.write_bytes(built.model.SerializeToString())
     # The checker also follows the external data, so a part that names bytes beyond the file ends here.
@@ -336,6 +364,14 @@ def _write_experts(
             journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx)
     finally:
         writer.close()
+
+
+def write_stages(plan: ExportPlan, partial: Path) -> None:
+    """One model a kind: the kernel engine's, which takes weights as an input."""
+    routed = {id(layer.kind) for layer in plan.layers}
+    for kind in plan.kinds:
+        slots = plan.architecture.num_experts_per_tok if id(kind) in routed else 1
+        (partial / str(kind.stage)).write_bytes(stage_model(kind, slots).SerializeToString())
 
 
 def _facts(plan: ExportPlan) -> ModelFacts:

@@ -47,6 +47,9 @@ class Bundle:
     def _check_files(self) -> None:
         for part in self.manifest.parts:
             self.file(part.path)
+        for kind in self.manifest.expert_kinds:
+            if kind.stage is not None:
+                self.file(kind.stage)
         for layer in self.manifest.expert_layers:
             pack = self.file(layer.pack)
             expected = self.pack_bytes(layer)

@@ -13,7 +13,7 @@ import tokenizers
 from lesonnx.errors import BundleError, InputError
 
 REPLACEMENT = "\ufffd"  # what decoding puts in place of bytes that are no character, or not yet
-_MAX_BYTES_MISSING = 3  # a character has at most 4 bytes, so at most 3 tokens wait for its end
+_MAX_BYTES_MISSING = 3  # a character has at most 4 bytes, so the beginning of one at most 3 tokens
 _LONG_WINDOW_TOKENS = 16  # from here on a window without whole characters is shortened
 _MAX_WINDOW_TOKENS = 64
 
@@ -106,15 +106,16 @@ class StreamDecoder:
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        waiting = min(len(text) - len(text.rstrip(REPLACEMENT)), _MAX_BYTES_MISSING)
-        piece = text[self._emitted_chars : len(text) - waiting]
+        # With byte fallback a whole run of bytes is U+FFFD until its last character is complete, so none of it is sure.
+        certain = len(text.rstrip(REPLACEMENT))
+        piece = text[self._emitted_chars : certain]
         self._emitted_chars += len(piece)
-        if piece and not waiting:
-            self._forget(self._context_tokens)
+        if piece and certain == len(text):
+            del self._window[: self._context_tokens]
             self._context_tokens = len(self._window)
             self._emitted_chars = len(self._decode(self._window))
         elif len(self._window) - self._context_tokens >= _LONG_WINDOW_TOKENS:
-            self._shorten(text)
+            piece += self._shorten(text)
         return piece
 
     def flush(self) -> str:
@@ -126,23 +127,22 @@ class StreamDecoder:
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, self._skip_special_tokens)
 
-    def _forget(self, count: int) -> None:
-        del self._window[:count]
-
-    def _shorten(self, text: str) -> None:
-        """Drop the beginning of a window of broken bytes, where the text falls apart there; by force when very long."""
+    def _shorten(self, text: str) -> str:
+        """Take the beginning off a long window of broken bytes where its text falls apart, by force when very long."""
         for keep in range(_MAX_BYTES_MISSING + 1, _LONG_WINDOW_TOKENS):
             head = self._decode(self._window[:-keep])
-            if head + self._decode(self._window[-keep:]) == text and len(head) <= self._emitted_chars:
+            if head + self._decode(self._window[-keep:]) == text:
                 break
         else:
             if len(self._window) < _MAX_WINDOW_TOKENS:
-                return
+                return ""
             keep = _MAX_BYTES_MISSING
-            head = text[: self._emitted_chars]
-        self._forget(len(self._window) - keep)
+            head = text[: len(text) - keep]
+        piece = head[self._emitted_chars :]
         self._emitted_chars = max(0, self._emitted_chars - len(head))
         self._context_tokens = 0
+        del self._window[:-keep]
+        return piece
 
 
 class StopChecker:

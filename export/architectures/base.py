@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
 from lesonnx_export.blocks import Step, inverse_frequencies
@@ -249,16 +247,7 @@ class Decoder:
         if HEAD not in weights:
             return EMBEDDING
         weights.expect(HEAD, (self.vocab_size, self.hidden_size))
-        return EMBEDDING if same_tensor(weights, HEAD, EMBEDDING) else HEAD
-
-
-def same_tensor(weights: Weights, one: str, other: str, rows_at_once: int = 256) -> bool:
-    """Whether two matrices hold the same values; stops at the first rows that differ."""
-    checkpoint = weights.checkpoint
-    if checkpoint.info(one).shape != checkpoint.info(other).shape:
-        return False
-    pairs = zip(checkpoint.rows(one, rows_at_once), checkpoint.rows(other, rows_at_once), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
+        return EMBEDDING if weights.same(HEAD, EMBEDDING) else HEAD
 
 
 def _default(value: int | None) -> tuple[int, ...]:

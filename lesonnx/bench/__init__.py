@@ -1,1 +1,1 @@
-"""Benchmarks: each is a command, none is a timed test."""
+"""Benchmarks behind the speed claims of the documentation, as `lesonnx bench` commands."""
