@@ -173,7 +173,9 @@ def computed(model: LanguageModel, token_ids: Sequence[int], max_tokens: int) ->
     """A model as the reference on token ids, cut into windows that fit both contexts."""
     context = min(max_tokens, model.max_tokens)
     windows = cut_windows(token_ids, min(WINDOW_TOKENS, context))
-    prompt = windows[0][: max(1, min(GREEDY_PROMPT_TOKENS, context - GREEDY_TOKENS))]
+    # From the middle of a text: its title is often followed by a rule, which every model continues alike.
+    middle = windows[(len(windows) - 1) // 2]
+    prompt = middle[: max(1, min(GREEDY_PROMPT_TOKENS, context - GREEDY_TOKENS))]
     return ComputedReference(model, windows, prompt, min(GREEDY_TOKENS, context - len(prompt)))
 
 
