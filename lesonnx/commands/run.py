@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +83,12 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "prefill_ms": round(report.prefill_ms, 3),
         "decode_ms": round(report.decode_ms, 3),
         "tokens_per_s": round(report.tokens_per_s, 3),
-        "dense_ms": round(telemetry.dense_ms, 3),
-        "expert_ms": round(telemetry.expert_ms, 3),
-        "load_ms": round(telemetry.load_ms, 3),
-        "loads": telemetry.loads,
-        "hits": telemetry.hits,
-        "read_bytes": telemetry.read_bytes,
+        **{name: round(value, 3) for name, value in asdict(telemetry).items()},
         "peak_memory_bytes": peak_bytes(),
         "expert_bytes": model.bundle.expert_bytes,
         "schedule": model.options.schedule,
         "engine": model.engine_name,
-        "expert_budget_bytes": model.runner.schedule.expert_budget_bytes,
+        "expert_budget_bytes": model.runner.loader.expert_budget_bytes,
     }
 
 
@@ -103,5 +99,5 @@ def summary(model: Model, report: GenerationReport) -> str:
         f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
         f" read; experts {format_bytes(model.bundle.expert_bytes)},"
-        f" budget {format_bytes(model.runner.schedule.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
+        f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
     )
