@@ -17,7 +17,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One expert of a bundle. ``number`` counts all of them, layer by layer, a layer's shared one after its routed ones.
+    """One expert of a bundle. ``number`` counts all, layer by layer, a layer's shared one after its routed ones.
 
     ``expert_idx`` is None for a shared expert; ``offset_bytes`` is where it starts in its layer's pack.
     """

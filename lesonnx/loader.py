@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from lesonnx.errors import LesonnxError, LoadError
 from lesonnx.lookahead import fixed_scores
 from lesonnx.schedule import Action, Compute, Counters, Evict, LayerShape, Load, SchedulerConfig
 from lesonnx.scheduler import Scheduler
+from lesonnx.timeline import EXPERTS, LOOKAHEAD, WAITING, Timeline
 
 Scores = NDArray[np.float32]
 # Gives router scores [T,E] of the next MoE layer from what is known; ``ready`` bool [T,k] says which rows are written.
@@ -55,8 +56,15 @@ class ExpertLoader:
     """
 
     def __init__(
-        self, bundle: Bundle, engine: ExpertEngine, config: SchedulerConfig, budget_bytes: int, num_loaders: int
+        self,
+        bundle: Bundle,
+        engine: ExpertEngine,
+        config: SchedulerConfig,
+        budget_bytes: int,
+        num_loaders: int,
+        timeline: Timeline | None = None,
     ) -> None:
+        self.timeline = timeline
         self._telemetry = Telemetry()
         self.engine = engine
         self.expert_budget_bytes = budget_bytes
@@ -70,7 +78,7 @@ class ExpertLoader:
         self._failure: LesonnxError | None = None
         engine.resize(slab_lengths(self.scheduler))
         self._threads = [
-            threading.Thread(target=self._read, name=f"lesonnx-loader-{number}", daemon=True)
+            threading.Thread(target=self._read, args=(f"loader {number}",), name=f"loader {number}", daemon=True)
             for number in range(num_loaders)
         ]
         for thread in self._threads:
@@ -92,8 +100,11 @@ class ExpertLoader:
         telemetry = self._telemetry
         began = time.perf_counter()
         with self._lock:
+            before = replace(self.scheduler.counters) if self.timeline else None
             self._carry_out(self.scheduler.route(place, work.topk_ids.tolist()))
         telemetry.schedule_ms += (time.perf_counter() - began) * 1e3
+        if self.timeline and before:
+            mark_route(self.timeline, place, before, self.scheduler.counters)
         left = len(work.rows) + (self.scheduler.layers[place].shared_cost_bytes > 0)
         ready = np.zeros(work.topk_ids.shape, np.bool_)
         if lookahead is not None:
@@ -108,6 +119,8 @@ class ExpertLoader:
                 self._carry_out(self.scheduler.computed(batch))
             left -= len(batch)
             telemetry.expert_ms += (computed - began) * 1e3
+            if self.timeline:
+                self.timeline.span(EXPERTS, f"{len(batch)} of layer {place}", began, computed)
             telemetry.schedule_ms += (time.perf_counter() - computed) * 1e3
             if not sharpened and lookahead is not None:
                 sharpened = True
@@ -123,6 +136,8 @@ class ExpertLoader:
         with self._lock:
             self._carry_out(self.scheduler.predict(place, scores))
         self._telemetry.lookahead_ms += (ended - began) * 1e3
+        if self.timeline:
+            self.timeline.span(LOOKAHEAD, f"layer {place}", began, ended)
         self._telemetry.schedule_ms += (time.perf_counter() - ended) * 1e3
 
     def _next_batch(self) -> tuple[int, ...]:
@@ -132,7 +147,10 @@ class ExpertLoader:
                 began = time.perf_counter()
                 while not self._batches and self._failure is None:
                     self._changed.wait()
-                self._telemetry.stall_ms += (time.perf_counter() - began) * 1e3
+                ended = time.perf_counter()
+                self._telemetry.stall_ms += (ended - began) * 1e3
+                if self.timeline:
+                    self.timeline.span(WAITING, "waiting", began, ended)
             if self._failure is not None:
                 raise self._failure
             return self._batches.popleft()
@@ -190,7 +208,7 @@ class ExpertLoader:
 
     # -- the reading threads -----------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self, lane: str) -> None:
         while (load := self._loads.get()) is not None:
             expert = self._experts[load.expert]
             began = time.perf_counter()
@@ -200,7 +218,11 @@ class ExpertLoader:
                 num_bytes = self.engine.load(expert, load.slab, load.offset_bytes)
             except Exception as error:  # noqa: BLE001  (whatever it is, the computing thread must hear of it)
                 problem = error
-            read_us = int((time.perf_counter() - began) * 1e6)
+            ended = time.perf_counter()
+            read_us = int((ended - began) * 1e6)
+            if self.timeline:
+                what = "lookahead" if load.lookahead else "demand"
+                self.timeline.span(lane, f"{what}: {expert}", began, ended, bytes=num_bytes, failed=problem is not None)
             with self._lock:
                 try:
                     if problem is None:
@@ -213,6 +235,18 @@ class ExpertLoader:
                 except LesonnxError:
                     self._failure = LoadError(f"{expert} cannot be loaded: {problem}")
                 self._changed.notify()
+
+
+def mark_route(timeline: Timeline, place: int, before: Counters, after: Counters) -> None:
+    """Mark what a layer's router met: hits, late, misses, and predictions that turned out wasted."""
+    for name, count in (
+        ("hits", after.hits - before.hits),
+        ("late", after.late - before.late),
+        ("misses", after.misses - before.misses),
+        ("wasted predictions", after.lookahead_wasted - before.lookahead_wasted),
+    ):
+        if count:
+            timeline.mark(EXPERTS, f"{count} {name}", layer=place)
 
 
 def mark_ready(ready: NDArray[np.bool_], batch: Sequence[int], work: LayerWork) -> None:

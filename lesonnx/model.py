@@ -21,6 +21,7 @@ from lesonnx.generate import GenerationOptions, GenerationReport, Token, generat
 from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 
 # Reads under way at once.
@@ -53,6 +54,7 @@ class LoadOptions:
     expert_budget_bytes: int | None = None
     memory_budget_bytes: int | None = None
     prefill_chunk_tokens: int | None = None
+    timeline: Timeline | None = None
     num_threads: int | None = None
 
 
@@ -168,7 +170,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     budget = bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
     check_budget(bundle, budget, config)
     engine = make_engine(options.engine, bundle)
-    loader = ExpertLoader(bundle, engine, config, budget, num_loaders)
+    loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
     runner = Runner(bundle, loader, options.prefill_chunk_tokens)
     try:
         if options.memory_budget_bytes is not None:

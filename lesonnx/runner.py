@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,24 @@ from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
+from lesonnx.timeline import DENSE
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
 SPARE_BYTES = 48 << 20
+
+
+class Routing(Protocol):
+    """Replaces what the routers say; see ``bench.routing``."""
+
+    def begin_step(self, num_rows: int) -> None:
+        """A step of that many rows begins."""
+
+    def ids(self, place: int) -> NDArray[np.int64]:
+        """The experts of MoE layer number ``place``: [T,k]."""
+
+    def scores(self, place: int) -> NDArray[np.float32]:
+        """A prediction for MoE layer number ``place``: [T,E]."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,8 @@ class Runner:
         self.loader = loader
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
         self.token_ids: list[int] = []
+        # A benchmark's: experts and predictions come from there instead of from the model's own routers.
+        self.routing: Routing | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True)
@@ -187,6 +203,8 @@ class Runner:
         self._fill(buffers, token_ids)
         self.states.begin(num_rows)
         self.loader.begin_step(num_rows)
+        if self.routing is not None:
+            self.routing.begin_step(num_rows)
         telemetry = self.loader.telemetry
         began = time.perf_counter()
         self._run(buffers, "embed")
@@ -214,6 +232,8 @@ class Runner:
     def _work(self, buffers: _StepBuffers, place: int) -> LayerWork:
         """What the router of MoE layer number ``place`` asks for."""
         first = self.loader.scheduler.first[place]
+        if self.routing is not None:
+            buffers.topk_ids[...] = self.routing.ids(place)
         return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
 
     def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
@@ -227,7 +247,7 @@ class Runner:
         def scores(ready: NDArray[np.bool_]) -> NDArray[np.float32]:
             buffers.ready[...] = ready
             self._run(buffers, name)
-            return buffers.lookahead_scores
+            return buffers.lookahead_scores if self.routing is None else self.routing.scores(place + 1)
 
         return scores
 
@@ -257,7 +277,11 @@ class Runner:
     def _run(self, buffers: _StepBuffers, name: str) -> None:
         if name not in buffers.bindings:
             buffers.bindings[name] = self._bind(buffers, name)
+        timeline = self.loader.timeline
+        began = time.perf_counter() if timeline else 0.0
         buffers.bindings[name].run()
+        if timeline and name not in self._lookaheads:
+            timeline.span(DENSE, name, began, time.perf_counter())
 
     def _bind(self, buffers: _StepBuffers, name: str) -> ort.Binding:
         session = self._sessions[name]

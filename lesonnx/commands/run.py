@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from lesonnx.commands.options import BUNDLE, load_options, make_generation_options, make_load_options, sampling_options
 from lesonnx.errors import InputError
 from lesonnx.memory import format_bytes, peak_bytes
+from lesonnx.timeline import Timeline
 
 if TYPE_CHECKING:
     from lesonnx.generate import GenerationReport
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 @sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @load_options
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline that Perfetto opens to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
 def run(
     bundle: Path,
@@ -34,6 +36,7 @@ def run(
     prompt_file: Path | None,
     prompt_ids: str | None,
     ignore_eos: bool,
+    trace: Path | None,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -42,18 +45,21 @@ def run(
 
     source = _prompt(prompt, prompt_file, prompt_ids)
     generation_options = make_generation_options(values, ignore_eos=ignore_eos)
-    with load(bundle, make_load_options(values)) as model:
+    timeline = Timeline() if trace else None
+    with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
         for note in model.notes:
             print(f"note: {note}", file=sys.stderr)
         generation = model.generate(source, generation_options)
         if as_json:
             text = generation.text()
             print(json.dumps(describe(model, generation.report, text)))
-            return
-        for token in generation:
-            print(token.text, end="", flush=True)
-        print()
-        print(summary(model, generation.report), file=sys.stderr)
+        else:
+            for token in generation:
+                print(token.text, end="", flush=True)
+            print()
+            print(summary(model, generation.report), file=sys.stderr)
+        if timeline and trace:
+            timeline.save(trace)
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None, prompt_ids: str | None) -> str | list[int]:
