@@ -36,8 +36,9 @@ def fixed_scores(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
     Clipped to +-2**30 (a score of +-1024); what is not a number counts as the least. The one place where a float
     becomes an integer; done in float64, where the product is exact.
     """
-    scaled = np.rint(np.nan_to_num(scores.astype(np.float64), nan=-np.inf) * (1 << SCORE_BITS))
-    return np.clip(scaled, -SCORE_LIMIT, SCORE_LIMIT).astype(np.int32)
+    scaled = np.rint(scores.astype(np.float64) * (1 << SCORE_BITS))
+    # fmax takes the number where the other is none.
+    return np.fmin(np.fmax(scaled, -SCORE_LIMIT), SCORE_LIMIT).astype(np.int32)
 
 
 class Lookahead:

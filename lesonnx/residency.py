@@ -61,7 +61,7 @@ class Residency:
                 shared = first + shape.num_experts
                 self.entry[shared] = TOP << INDEX_BITS | shared
         self._slot = [-1] * len(self.cost)
-        # By slot class and layer: entries that may be evicted, ascending; and the first of them, NONE if there are none.
+        # By slot class and layer: entries that may be evicted, ascending; and their first, NONE if there is none.
         self._evictable: list[list[list[int]]] = [[[] for _ in layers] for _ in sizes]
         self._first_entry = [[NONE] * len(layers) for _ in sizes]
 
@@ -119,15 +119,15 @@ class Residency:
         return self._slots.retired(self._slot[expert])
 
     def resize(self, budget_bytes: int) -> list[int]:
-        """Plan the slots for another budget; gives the evictable experts that lie beyond it, by class, layer, value."""
+        """Plan the slots for another budget; gives the evictable experts that lie beyond it, ascending."""
         beyond = set(self._slots.resize(budget_bytes))
-        return [
+        return sorted(
             entry & INDEX_MASK
             for by_layer in self._evictable
             for entries in by_layer
             for entry in entries
             if self._slot[entry & INDEX_MASK] in beyond
-        ]
+        )
 
     def slabs(self) -> list[Slab]:
         return self._slots.slabs()

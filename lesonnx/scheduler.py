@@ -91,7 +91,13 @@ class Scheduler:
         nothing is required and nothing is loading."""
         return self._residency.committed_bytes()
 
+    @property
+    def open_layer(self) -> int:
+        """The layer between ``route`` and ``end_layer``; -1 if there is none."""
+        return self._open
+
     def state(self, expert: int) -> int:
+        """``ABSENT``, ``QUEUED``, ``LOADING`` or ``RESIDENT``."""
         return self._state[expert]
 
     def place(self, expert: int) -> tuple[int, int]:
@@ -281,7 +287,8 @@ class Scheduler:
                 del self._demand[0]
             elif self._wanted and self._speculative_loads < config.lookahead_loads:
                 expert = self._wanted[0]
-                if self._start(expert, self._residency.entry[expert], True, actions):
+                # Strictly more in value: a prediction must not push out its equal, loaded a moment ago.
+                if self._start(expert, self._residency.entry[expert] & ~INDEX_MASK, True, actions):
                     del self._wanted[0]
                 else:
                     self._unqueue(expert)
@@ -342,10 +349,10 @@ class Scheduler:
                 continue
             if self._speculative_bytes + cost > room:
                 break
-            entry = self._residency.policy.predicted(layer, odds, visit, self._clock) << INDEX_BITS | expert
-            if victim < entry:
+            worth = self._residency.policy.predicted(layer, odds, visit, self._clock) << INDEX_BITS
+            if victim < worth:
                 self._state[expert] = QUEUED
-                self._residency.entry[expert] = entry
+                self._residency.entry[expert] = worth | expert
                 self._speculative_bytes += cost
                 admitted.append(expert)
         return admitted
