@@ -83,7 +83,7 @@ def main() -> None:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
