@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import subprocess
 import sys
@@ -310,7 +311,10 @@ def report(
     """Print the figures."""
     source = shape.checkpoint_bytes
     experts = shape.num_hidden_layers * shape.num_experts * 3 * shape.hidden_size * shape.moe_intermediate_size * 2
-    click.echo(f"exported {source / 1e9:.2f} GB in {seconds:.1f} s: {source / 1e6 / seconds:.1f} MB/s of checkpoint")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    click.echo(f"exported {source / 1e9:.2f} GB in {seconds:.1f} s: {source / 1e6 / seconds:.1f} MB/s of checkpoint;")
+    click.echo(f"  {cpu_s:.1f} s of processor time in all processes: {source / 1e6 / cpu_s:.1f} MB/s a core")
     for what, read_bytes in (("dense parts", source - experts), ("experts", experts), ("checksums", 0), ("done", 0)):
         if what in stages:
             written, begin, end = stages[what]
