@@ -121,9 +121,9 @@ def _print_parts(console: Console, bundle: Bundle) -> None:
         row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
         rows.setdefault(row, []).append(part.name)
     table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
-    for (takes, gives, states), names in rows.items():
+    for row, names in rows.items():
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1].rpartition('_')[2]} ({len(names)})"
-        table.add_row(shown, takes, gives, states)
+        table.add_row(shown, *row)
     console.print(table)
 
 
