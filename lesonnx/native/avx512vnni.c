@@ -56,7 +56,8 @@ LESONNX_INLINE fvec load_floats(const float *p) { return _mm512_loadu_ps(p); }
 LESONNX_INLINE void store_floats(float *p, fvec x) { _mm512_storeu_ps(p, x); }
 LESONNX_INLINE fvec add_floats(fvec a, fvec b) { return _mm512_add_ps(a, b); }
 LESONNX_INLINE fvec zero_fvec(void) { return _mm512_setzero_ps(); }
-LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+/* To the second level: the first has too few miss buffers to keep memory busy. */
+LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 #include "tile.h"
 #include "x86_float.h"

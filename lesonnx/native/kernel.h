@@ -62,7 +62,8 @@ typedef struct {
     const uint8_t *const *rows;
     int64_t m;
     float *const *out;
-    uint8_t *scratch; /* scratch_bytes(format, m), 64-byte aligned */
+    uint8_t *scratch;    /* scratch_bytes(format, m), 64-byte aligned */
+    const uint8_t *next; /* weights that this thread will read after these, to be prefetched; or NULL */
 } lesonnx_product;
 
 /* An instruction set. Functions keep no state. */

@@ -80,7 +80,7 @@ LESONNX_INLINE void transpose_scales(const float *scales, int64_t blocks, int64_
 typedef struct {
     const uint8_t *weights;
     const float *scales;
-    int ahead; /* prefetch the tile after this one */
+    const uint8_t *ahead; /* the weights to read after these, or NULL */
 } tile_source;
 
 /* One step's integer sums of mr rows. `raw` and `stride` are the packed rows, or `raw` the panel's step. */
@@ -148,7 +148,7 @@ LESONNX_INLINE void tile(const lesonnx_format *f, int bits, int parts, int panel
                 transpose_scales(source->scales, f->blocks, block, scale_buffer);
             }
             if (source->ahead) {
-                ahead = source->weights + (stride + step * source_step) * TILE_COLUMNS;
+                ahead = source->ahead + step * source_step * TILE_COLUMNS;
             }
             if (parts > 1 && step == f->full_steps) {
                 const int64_t left = stride - step * source_step;
@@ -249,11 +249,15 @@ static tile_rows *panel_rows(const lesonnx_format *f) {
     return f->bits == 8 ? panel_full : f->parts == 1 ? panel_1 : f->parts == 2 ? panel_2 : panel_4;
 }
 
-LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_t *w, uint8_t *out) {
+LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_t *w, const uint8_t *ahead,
+                                 uint8_t *out) {
     const int64_t whole = f->weight_stride / LESONNX_UNIT;
     for (int64_t u = 0; u < whole; u++) {
         for (int v = 0; v < 4; v++) {
             const ivec raw = load_rows(w + v * f->weight_stride + u * LESONNX_UNIT, f->weight_stride);
+            if (ahead) {
+                prefetch(ahead + (u * 4 + v) * LANES * LESONNX_UNIT);
+            }
             for (int r = 0; r < 8 / bits; r++) {
                 store_panel(out + ((u * (8 / bits) + r) * 4 + v) * LANES * LESONNX_UNIT, granule(raw, bits, r));
             }
@@ -282,15 +286,21 @@ LESONNX_INLINE int64_t panel_weight_bytes(const lesonnx_format *f) {
 LESONNX_INLINE tile_source unpack_tile(const lesonnx_format *f, const tile_source *source, uint8_t *panel) {
     float *scales = (float *)(panel + panel_weight_bytes(f));
     switch (f->bits) {
-        case 8: unpack_units(f, 8, source->weights, panel); break;
-        case 4: unpack_units(f, 4, source->weights, panel); break;
-        default: unpack_units(f, 2, source->weights, panel); break;
+        case 8: unpack_units(f, 8, source->weights, source->ahead, panel); break;
+        case 4: unpack_units(f, 4, source->weights, source->ahead, panel); break;
+        default: unpack_units(f, 2, source->weights, source->ahead, panel); break;
     }
     for (int64_t b = 0; b < f->blocks; b += SCALE_BLOCKS) {
         transpose_scales(source->scales, f->blocks, b, scales + b * TILE_COLUMNS);
     }
-    const tile_source unpacked = {panel, scales, 0};
+    const tile_source unpacked = {panel, scales, NULL};
     return unpacked;
+}
+
+LESONNX_INLINE void prefetch_scales(const lesonnx_format *f, const float *scales) {
+    for (int64_t at = 0; at < f->blocks * TILE_COLUMNS * 4; at += 64) {
+        prefetch((const uint8_t *)scales + at);
+    }
 }
 
 static void multiply_tiles(const lesonnx_product *p) {
@@ -304,8 +314,11 @@ static void multiply_tiles(const lesonnx_product *p) {
     for (int64_t n = p->first; n < p->last; n += TILE_COLUMNS) {
         /* The matrix's last tile is moved back to be whole: columns before n are computed again, and not stored. */
         const int64_t base = lesonnx_min(n, f->rows - TILE_COLUMNS);
-        tile_source source = {p->weights + base * f->weight_stride, p->scales + base * f->blocks,
-                              base + 2 * TILE_COLUMNS <= f->rows};
+        tile_source source = {p->weights + base * f->weight_stride, p->scales + base * f->blocks, p->next};
+        if (n + TILE_COLUMNS < p->last) {
+            source.ahead = source.weights + TILE_COLUMNS * f->weight_stride;
+            prefetch_scales(f, source.scales + TILE_COLUMNS * f->blocks);
+        }
         if (unpack) {
             source = unpack_tile(f, &source, p->scratch);
         }

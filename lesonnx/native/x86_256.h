@@ -36,6 +36,7 @@ LESONNX_INLINE fvec load_floats(const float *p) { return _mm256_loadu_ps(p); }
 LESONNX_INLINE void store_floats(float *p, fvec x) { _mm256_storeu_ps(p, x); }
 LESONNX_INLINE fvec add_floats(fvec a, fvec b) { return _mm256_add_ps(a, b); }
 LESONNX_INLINE fvec zero_fvec(void) { return _mm256_setzero_ps(); }
-LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+/* To the second level: the first has too few miss buffers to keep memory busy. */
+LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
 #endif
