@@ -1,4 +1,6 @@
 /* AVX2 without a dot-product instruction: maddubs and madd sum bytes in groups of four. */
+#include "kernel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -19,7 +21,8 @@
 /* maddubs adds two products in 16 bits. The 8 granules of a block leave room there for weights of 4 and 2 bits
  * (8 * 2 * 15 * 127 < 2^15). With 8 bits the weight is made signed first and its sign moved to the input, so that
  * |w| * a never saturates (2 * 128 * 127 < 2^15). */
-LESONNX_INLINE ivec dot(int full, ivec acc, ivec weight, ivec input) {
+LESONNX_INLINE ivec dot(int full, int parts, ivec acc, ivec weight, ivec input) {
+    (void)parts;
     if (!full) {
         return _mm256_add_epi16(acc, _mm256_maddubs_epi16(weight, input));
     }

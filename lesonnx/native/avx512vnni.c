@@ -1,4 +1,6 @@
 /* AVX-512 VNNI: vpdpbusd on 512 bits, four columns a register. */
+#include "kernel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -33,8 +35,8 @@ LESONNX_INLINE ivec broadcast_unit(const uint8_t *p) {
 LESONNX_INLINE ivec and_byte(ivec x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8((char)mask)); }
 LESONNX_INLINE ivec shift_right(ivec x, int n) { return _mm512_srli_epi16(x, (unsigned)n); }
 LESONNX_INLINE ivec zero_ivec(void) { return _mm512_setzero_si512(); }
-LESONNX_INLINE ivec dot(int full, ivec acc, ivec weight, ivec input) {
-    (void)full;
+LESONNX_INLINE ivec dot(int full, int parts, ivec acc, ivec weight, ivec input) {
+    (void)full, (void)parts;
     return _mm512_dpbusd_epi32(acc, weight, input);
 }
 LESONNX_INLINE ivec sums(int full, ivec acc) {

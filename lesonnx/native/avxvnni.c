@@ -1,4 +1,6 @@
 /* AVX-VNNI: vpdpbusd on 256 bits in its VEX encoding (client processors without AVX-512). */
+#include "kernel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -16,8 +18,8 @@
 #define PANEL_ROWS 8
 #define SIGNED_FULL 0
 
-LESONNX_INLINE ivec dot(int full, ivec acc, ivec weight, ivec input) {
-    (void)full;
+LESONNX_INLINE ivec dot(int full, int parts, ivec acc, ivec weight, ivec input) {
+    (void)full, (void)parts;
     return _mm256_dpbusd_avx_epi32(acc, weight, input);
 }
 LESONNX_INLINE ivec sums(int full, ivec acc) {

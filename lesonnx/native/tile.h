@@ -8,7 +8,8 @@
  * The including file (after its target pragma) defines LANES, ivec, fvec and:
  *   load_rows(p, stride)  16 bytes from p, p + 4 stride, p + 8 stride, ...     load_panel(p), store_panel(p, x)
  *   broadcast_unit(p)     16 bytes in every lane                              and_byte(x, mask), shift_right(x, n)
- *   dot(full, acc, w, a)  acc + bytes of w (unsigned) times a (signed), in groups of four; acc starts as zero_ivec()
+ *   dot(full, parts, acc, w, a)  acc + bytes of w (unsigned) times a (signed), summed in groups of four (with parts 1
+ *                         within the lane in any way); acc starts as zero_ivec()
  *   sums(full, acc)       acc as int32                                        SIGNED_FULL: 8-bit sums are zero-based
  *   even(a, b), odd(a, b) int32 0 and 2 (1 and 3) of a, then of b, by lane    add_sums(a, b), add_int(x, value)
  *   to_float(x), scale_by(x, value), fused(a, b, acc), load_floats, store_floats, add_floats, zero_fvec()
@@ -84,7 +85,7 @@ typedef struct {
 } tile_source;
 
 /* One step's integer sums of mr rows. `raw` and `stride` are the packed rows, or `raw` the panel's step. */
-LESONNX_INLINE void step_sums(int bits, int panel, int full, int mr, int units, const uint8_t *raw, int64_t stride,
+LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw, int64_t stride,
                               const uint8_t *const *rows, int64_t at, const uint8_t *ahead, ivec acc[][4]) {
     const int expand = panel ? 1 : 8 / bits;
     for (int m = 0; m < mr; m++) {
@@ -99,7 +100,7 @@ LESONNX_INLINE void step_sums(int bits, int panel, int full, int mr, int units, 
                 packed[v] = load_panel(raw + (u * 4 + v) * LANES * LESONNX_UNIT);
             } else {
                 packed[v] = load_rows(raw + v * stride + u * LESONNX_UNIT, stride);
-                if (ahead) {
+                if (ahead && v % (4 / LANES) == 0) { /* once a cache line */
                     prefetch(ahead + (u * 4 + v) * LANES * LESONNX_UNIT);
                 }
             }
@@ -112,7 +113,7 @@ LESONNX_INLINE void step_sums(int bits, int panel, int full, int mr, int units, 
             for (int v = 0; v < 4; v++) {
                 const ivec weight = panel ? packed[v] : granule(packed[v], bits, r);
                 for (int m = 0; m < mr; m++) {
-                    acc[m][v] = dot(full, acc[m][v], weight, input[m]);
+                    acc[m][v] = dot(full, parts, acc[m][v], weight, input[m]);
                 }
             }
         }
@@ -162,7 +163,7 @@ LESONNX_INLINE void tile(const lesonnx_format *f, int bits, int parts, int panel
             }
         }
         ivec partial[4][4];
-        step_sums(bits, panel, full, mr, units, raw, stride, rows, step * row_step, ahead, partial);
+        step_sums(bits, parts, panel, full, mr, units, raw, stride, rows, step * row_step, ahead, partial);
         const int valid = parts == 1 ? 1 : (int)lesonnx_min(parts, f->blocks - block);
         for (int m = 0; m < mr; m++) {
             ivec whole[4];
@@ -255,7 +256,7 @@ LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_
     for (int64_t u = 0; u < whole; u++) {
         for (int v = 0; v < 4; v++) {
             const ivec raw = load_rows(w + v * f->weight_stride + u * LESONNX_UNIT, f->weight_stride);
-            if (ahead) {
+            if (ahead && v % (4 / LANES) == 0) {
                 prefetch(ahead + (u * 4 + v) * LANES * LESONNX_UNIT);
             }
             for (int r = 0; r < 8 / bits; r++) {
