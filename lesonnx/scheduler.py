@@ -96,6 +96,16 @@ class Scheduler:
         """The layer between ``route`` and ``end_layer``; -1 if there is none."""
         return self._open
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of all layers together."""
+        return len(self._cost)
+
+    @property
+    def lookahead_level(self) -> int:
+        """How far speculation is turned up, 0 to 64."""
+        return self._lookahead.level
+
     def state(self, expert: int) -> int:
         """``ABSENT``, ``QUEUED``, ``LOADING`` or ``RESIDENT``."""
         return self._state[expert]
