@@ -14,7 +14,7 @@ class InputError(LesonnxError):
 
 
 class CheckpointError(InputError):
-    """A checkpoint that cannot be exported: a missing, truncated, misshapen or unexpected file, tensor or config key."""
+    """A checkpoint that cannot be exported: a file, tensor or config key missing, broken, misshapen or unexpected."""
 
 
 class BundleError(InputError):

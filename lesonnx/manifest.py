@@ -21,7 +21,7 @@ MATRIX_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 Activation = Literal["swiglu", "geglu", "reglu", "swiglu_clamped"]
 Bits = Literal[2, 4, 8, 32]
-Dtype = Literal["float32", "int64", "int32", "bool", "uint8"]
+Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8"]
 Target = Literal["desktop", "android", "ios"]
 
 
@@ -146,7 +146,7 @@ class ExpertLayer(Strict):
 
 
 class Value(Strict):
-    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S cache capacity."""
+    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity."""
 
     name: str
     dtype: Dtype
@@ -212,6 +212,7 @@ class Quantization(Strict):
 
     expert_bits: Bits
     dense_bits: Literal[4, 8, 32]
+    kv_bits: Literal[16, 32] = 32
     block_size: Literal[0, 16, 32, 64, 128]
 
 
@@ -227,7 +228,7 @@ class TokenizerFiles(Strict):
 class Manifest(Strict):
     """The whole of ``manifest.json``."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     producer: str
     onnxruntime_at_least: str
     model: ModelFacts

@@ -1,0 +1,30 @@
+# `make demo` sets everything up and generates from the embedded sample; `make test` sets up and passes all tests.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-python lint clean
+
+$(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch])
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/lesonnx demo
+
+test: lint test-python
+
+test-python: $(STAMP)
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p build/typing && ln -sfn ../../export build/typing/lesonnx_export
+	$(BIN)/mypy -p lesonnx -p lesonnx_export
+
+clean:
+	rm -rf $(VENV) build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache

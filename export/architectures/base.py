@@ -1,0 +1,254 @@
+"""What every family shares: a pre-norm decoder, written as hooks that a family's module overrides.
+
+A family says how one layer mixes tokens, how it routes, and where its weights lie; ``segments`` walks the layers and
+decides where one part ends and the next begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lesonnx.errors import CheckpointError
+from lesonnx.manifest import Activation
+from lesonnx_export.blocks import Step, inverse_frequencies
+from lesonnx_export.checkpoint import Weights
+from lesonnx_export.config import Config
+from lesonnx_export.expert import ExpertShape, ExpertTensors
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a router gives: ids int64 [T,k], weights [T,k], scores [T,E], and [T,1] for a shared expert's weight."""
+
+    ids: str
+    weights: str
+    scores: str
+    shared_weights: str | None = None
+
+
+class Decoder:
+    """A pre-norm decoder with grouped-query attention and, in some or all layers, experts behind a softmax router.
+
+    Residuals are [1,T,H], what the router and the experts see is [T,H]; float32. Subclasses set what differs.
+    """
+
+    # Transformers' defaults for keys that a config leaves out.
+    default_rope_theta = 10000.0
+    default_rms_norm_eps = 1e-6
+    default_norm_topk_prob = False
+    default_num_experts: int | None = None
+    default_num_experts_per_tok: int | None = None
+    moe_intermediate_key = "moe_intermediate_size"
+    # The names inside the block of a layer that holds router and experts.
+    router_name = "gate"
+    expert_names = ("gate_proj", "up_proj", "down_proj")
+    # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
+    skipped: ClassVar[dict[str, str]] = {
+        r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
+        r"(model\.)?mtp\..*": "multi-token prediction head, not part of the decoder",
+    }
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model_type = config.model_type
+        self.hidden_size = config.integer("hidden_size")
+        self.num_hidden_layers = config.integer("num_hidden_layers")
+        self.vocab_size = config.integer("vocab_size")
+        self.num_attention_heads = config.integer("num_attention_heads")
+        self.num_key_value_heads = config.integer("num_key_value_heads", self.num_attention_heads)
+        self.max_position_embeddings = config.integer("max_position_embeddings")
+        self.rms_norm_eps = config.number("rms_norm_eps", self.default_rms_norm_eps)
+        self.num_experts = config.integer("num_experts", *_default(self.default_num_experts))
+        self.num_experts_per_tok = config.integer("num_experts_per_tok", *_default(self.default_num_experts_per_tok))
+        self.moe_intermediate_size = config.integer(self.moe_intermediate_key)
+        self.norm_topk_prob = self.default_norm_topk_prob
+        self.activation = self._activation()
+        self.head_dim = self._head_dim()
+        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.head_dim)
+        if self.num_experts_per_tok > self.num_experts:
+            raise CheckpointError(
+                f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise CheckpointError(
+                f"config.json: num_attention_heads {self.num_attention_heads} is not a multiple of"
+                f" num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 8:
+            raise CheckpointError(f"config.json: head_dim must be a multiple of 8, found {self.head_dim}")
+
+    def _activation(self) -> Activation:
+        name = self.config.raw("hidden_act", "silu")
+        if name not in ACTIVATIONS:
+            raise CheckpointError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    def _head_dim(self) -> int:
+        """Size of a head; a family whose config has ``head_dim`` reads it."""
+        if self.hidden_size % self.num_attention_heads:
+            raise CheckpointError(
+                f"config.json: hidden_size {self.hidden_size} is not a multiple of"
+                f" num_attention_heads {self.num_attention_heads}"
+            )
+        return self.hidden_size // self.num_attention_heads
+
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def is_moe(self, layer_idx: int) -> bool:
+        """Whether a layer has experts."""
+        return True
+
+    def moe_block(self, weights: Weights, layer_idx: int) -> str:
+        """Where a layer's router and experts lie: a prefix that ends in a dot."""
+        return f"layers.{layer_idx}.mlp."
+
+    @property
+    def moe_layers(self) -> list[int]:
+        return [layer_idx for layer_idx in range(self.num_hidden_layers) if self.is_moe(layer_idx)]
+
+    def embed(self, step: Step, ids: str) -> str:
+        """ids [1,T] -> hidden [1,T,H]."""
+        return step.embedding(ids, EMBEDDING, self.vocab_size, self.hidden_size)
+
+    def mixer(self, step: Step, layer_idx: int, residual: str) -> str:
+        """The first half of a layer, residual added: norm and attention, or whatever mixes tokens here."""
+        x = step.norm(residual, f"layers.{layer_idx}.input_layernorm.weight", self.hidden_size, self.rms_norm_eps)
+        return step.graph.op("Add", residual, self.attention(step, layer_idx, x))
+
+    def attention(self, step: Step, layer_idx: int, x: str) -> str:
+        """Self-attention of normalised x [1,T,H]."""
+        prefix = f"layers.{layer_idx}.self_attn."
+        query_size = self.num_attention_heads * self.head_dim
+        kv_size = self.num_key_value_heads * self.head_dim
+        sizes = {"q": query_size, "k": kv_size, "v": kv_size}
+        fused = step.fused_linear(
+            x,
+            [
+                (f"{prefix}{name}_proj.weight", size, f"{prefix}{name}_proj.bias" if self.has_qkv_bias() else None)
+                for name, size in sizes.items()
+            ],
+            self.hidden_size,
+        )
+        query, key, value = step.graph.ops(
+            "Split", 3, fused, step.graph.constant(list(sizes.values()), "int64"), axis=-1
+        )
+        query, key = self.normalize_qk(step, prefix, query, key)
+        rotary = step.rotary(self.inverse_frequencies)
+        mixed = step.attention(
+            layer_idx,
+            step.rotate(query, rotary, self.num_attention_heads),
+            step.rotate(key, rotary, self.num_key_value_heads),
+            value,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+        )
+        return step.linear(mixed, f"{prefix}o_proj.weight", self.hidden_size, query_size)
+
+    def has_qkv_bias(self) -> bool:
+        return False
+
+    def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
+        """Normalisation of queries and keys before the rotary embedding; none by default."""
+        return query, key
+
+    def ffn_input(self, step: Step, layer_idx: int, residual: str) -> str:
+        """What the second half of a layer sees: [1,T,H]."""
+        name = f"layers.{layer_idx}.post_attention_layernorm.weight"
+        return step.norm(residual, name, self.hidden_size, self.rms_norm_eps)
+
+    def dense_intermediate_size(self) -> int:
+        return self.config.integer("intermediate_size")
+
+    def dense(self, step: Step, layer_idx: int, residual: str) -> str:
+        """The second half of a layer without experts, residual added."""
+        graph = step.graph
+        prefix = f"layers.{layer_idx}.mlp."
+        size = self.dense_intermediate_size()
+        x = self.ffn_input(step, layer_idx, residual)
+        fused = step.fused_linear(
+            x, [(f"{prefix}gate_proj.weight", size, None), (f"{prefix}up_proj.weight", size, None)], self.hidden_size
+        )
+        gate, up = graph.ops("Split", 2, fused, graph.constant([size, size], "int64"), axis=-1)
+        if self.activation == "swiglu":
+            active = graph.op("Mul", gate, graph.op("Sigmoid", gate))
+        elif self.activation == "geglu":
+            active = graph.op("Gelu", gate, approximate="tanh")
+        else:
+            active = graph.op("Relu", gate)
+        down = step.linear(graph.op("Mul", active, up), f"{prefix}down_proj.weight", self.hidden_size, size)
+        return graph.op("Add", residual, down)
+
+    # -- experts -----------------------------------------------------------------------------------------------------
+
+    def moe_input(self, step: Step, layer_idx: int, residual: str) -> str:
+        """What router and experts see: [T,H]."""
+        graph = step.graph
+        x = self.ffn_input(step, layer_idx, residual)
+        return graph.op("Reshape", x, graph.constant([-1, self.hidden_size], "int64"))
+
+    def router_scores(self, step: Step, layer_idx: int, moe_input: str) -> str:
+        """What the router ranks experts by: [T,E]."""
+        name = f"{self.moe_block(step.weights, layer_idx)}{self.router_name}.weight"
+        logits = step.router_linear(moe_input, name, self.num_experts, self.hidden_size)
+        return step.graph.op("Softmax", logits, axis=-1)
+
+    def route(self, step: Step, layer_idx: int, moe_input: str) -> Routing:
+        """Softmax over all experts, the best k, their weights as they are or made to sum to one."""
+        graph = step.graph
+        scores = self.router_scores(step, layer_idx, moe_input)
+        count = graph.constant([self.num_experts_per_tok], "int64")
+        weights, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
+        if self.norm_topk_prob:
+            total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
+            weights = graph.op("Div", weights, total)
+        return Routing(ids, weights, scores)
+
+    def expert_shape(self) -> ExpertShape:
+        return ExpertShape(self.hidden_size, self.moe_intermediate_size, self.activation)
+
+    def shared_expert_shape(self) -> ExpertShape | None:
+        """The shape of the expert that every token uses, where there is one."""
+        return None
+
+    def expert(self, weights: Weights, layer_idx: int, expert_idx: int) -> ExpertTensors:
+        """One routed expert's matrices, whichever way the checkpoint holds them."""
+        prefix = f"{self.moe_block(weights, layer_idx)}experts."
+        intermediate, hidden = self.moe_intermediate_size, self.hidden_size
+        if f"{prefix}gate_up_proj" in weights:
+            fused = weights.item(f"{prefix}gate_up_proj", expert_idx, self.num_experts, 2 * intermediate, hidden)
+            down = weights.item(f"{prefix}down_proj", expert_idx, self.num_experts, hidden, intermediate)
+            return {"gate_proj": fused[:intermediate], "up_proj": fused[intermediate:], "down_proj": down}
+        gate, up, down_name = (f"{prefix}{expert_idx}.{name}.weight" for name in self.expert_names)
+        return {
+            "gate_proj": weights(gate, intermediate, hidden),
+            "up_proj": weights(up, intermediate, hidden),
+            "down_proj": weights(down_name, hidden, intermediate),
+        }
+
+    def shared_expert(self, weights: Weights, layer_idx: int) -> ExpertTensors:
+        """The shared expert's matrices."""
+        raise NotImplementedError
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def logits(self, step: Step, rows: str) -> str:
+        """Final norm and head of rows [R,H] -> [R,V]."""
+        x = step.norm(rows, "norm.weight", self.hidden_size, self.rms_norm_eps)
+        return step.head(x, self.head_name(step.weights), self.vocab_size, self.hidden_size)
+
+    def head_name(self, weights: Weights) -> str:
+        """The head is the embedding where the checkpoint holds no other one."""
+        if HEAD not in weights:
+            return EMBEDDING
+        weights.expect(HEAD, (self.vocab_size, self.hidden_size))
+        return EMBEDDING if weights.same(HEAD, EMBEDDING) else HEAD
+
+
+def _default(value: int | None) -> tuple[int, ...]:
+    return () if value is None else (value,)

@@ -1,0 +1,32 @@
+"""Mixtral: softmax router whose chosen weights sum to one, experts named w1 (gate), w3 (up), w2 (down)."""
+
+from __future__ import annotations
+
+from lesonnx_export.architectures.base import Decoder
+from lesonnx_export.checkpoint import Weights
+from lesonnx_export.config import Config
+
+
+class Architecture(Decoder):
+    default_rope_theta = 1e6
+    default_rms_norm_eps = 1e-5
+    default_num_experts = 8
+    default_num_experts_per_tok = 2
+    moe_intermediate_key = "intermediate_size"
+    expert_names = ("w1", "w3", "w2")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.norm_topk_prob = True
+        config.require("sliding_window", (None,), None)
+        config.raw("tie_word_embeddings", None)
+
+    def _head_dim(self) -> int:
+        if self.config.raw("head_dim", None) is None:
+            return super()._head_dim()
+        return self.config.integer("head_dim")
+
+    def moe_block(self, weights: Weights, layer_idx: int) -> str:
+        # transformers 5 calls the block "mlp" where its experts are fused.
+        block = "mlp" if f"layers.{layer_idx}.mlp.gate.weight" in weights else "block_sparse_moe"
+        return f"layers.{layer_idx}.{block}."

@@ -1,0 +1,51 @@
+"""Qwen2-MoE: biased q/k/v, softmax router, a shared expert weighed by a sigmoid."""
+
+from __future__ import annotations
+
+from lesonnx_export.architectures.base import Decoder, Routing
+from lesonnx_export.architectures.qwen3_moe import layer_list
+from lesonnx_export.blocks import Step
+from lesonnx_export.checkpoint import Weights
+from lesonnx_export.config import Config
+from lesonnx_export.expert import ExpertShape, ExpertTensors
+
+
+class Architecture(Decoder):
+    default_num_experts = 60
+    default_num_experts_per_tok = 4
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.norm_topk_prob = config.flag("norm_topk_prob", False)
+        self.qkv_bias = config.flag("qkv_bias", True)
+        config.require("use_sliding_window", (False,), False)
+        config.raw("sliding_window", None)
+        self.decoder_sparse_step = config.integer("decoder_sparse_step", 1)
+        self.mlp_only_layers = layer_list(config, "mlp_only_layers", self.num_hidden_layers)
+        self.shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size")
+        config.raw("intermediate_size", None)
+        config.raw("tie_word_embeddings", None)
+
+    def is_moe(self, layer_idx: int) -> bool:
+        return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
+
+    def has_qkv_bias(self) -> bool:
+        return self.qkv_bias
+
+    def route(self, step: Step, layer_idx: int, moe_input: str) -> Routing:
+        routing = super().route(step, layer_idx, moe_input)
+        name = f"layers.{layer_idx}.mlp.shared_expert_gate.weight"
+        shared = step.graph.op("Sigmoid", step.router_linear(moe_input, name, 1, self.hidden_size))
+        return Routing(routing.ids, routing.weights, routing.scores, shared)
+
+    def shared_expert_shape(self) -> ExpertShape:
+        return ExpertShape(self.hidden_size, self.shared_expert_intermediate_size, self.activation)
+
+    def shared_expert(self, weights: Weights, layer_idx: int) -> ExpertTensors:
+        prefix = f"layers.{layer_idx}.mlp.shared_expert."
+        size, hidden = self.shared_expert_intermediate_size, self.hidden_size
+        return {
+            "gate_proj": weights(f"{prefix}gate_proj.weight", size, hidden),
+            "up_proj": weights(f"{prefix}up_proj.weight", size, hidden),
+            "down_proj": weights(f"{prefix}down_proj.weight", hidden, size),
+        }

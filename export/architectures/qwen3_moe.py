@@ -1,0 +1,48 @@
+"""Qwen3-MoE: q/k normalised per head, softmax router, dense layers where the config says so."""
+
+from __future__ import annotations
+
+from lesonnx.errors import CheckpointError
+from lesonnx_export.architectures.base import Decoder
+from lesonnx_export.blocks import Step
+from lesonnx_export.config import Config
+
+
+class Architecture(Decoder):
+    default_rope_theta = 10000.0
+    default_num_experts = 128
+    default_num_experts_per_tok = 8
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.norm_topk_prob = config.flag("norm_topk_prob", False)
+        config.require("attention_bias", (False,), False)
+        config.require("use_sliding_window", (False,), False)
+        config.raw("sliding_window", None)
+        self.decoder_sparse_step = config.integer("decoder_sparse_step", 1)
+        self.mlp_only_layers = layer_list(config, "mlp_only_layers", self.num_hidden_layers)
+        config.raw("intermediate_size", None)
+        config.raw("tie_word_embeddings", None)
+
+    def _head_dim(self) -> int:
+        if self.config.raw("head_dim", None) is None:
+            return super()._head_dim()
+        return self.config.integer("head_dim")
+
+    def is_moe(self, layer_idx: int) -> bool:
+        return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
+
+    def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
+        eps = self.rms_norm_eps
+        return (
+            step.head_norm(query, f"{prefix}q_norm.weight", self.num_attention_heads, self.head_dim, eps),
+            step.head_norm(key, f"{prefix}k_norm.weight", self.num_key_value_heads, self.head_dim, eps),
+        )
+
+
+def layer_list(config: Config, key: str, num_hidden_layers: int) -> list[int]:
+    """A list of layer indices from the config; CheckpointError where it is not one."""
+    values = config.raw(key, [])
+    if not isinstance(values, list) or not all(isinstance(v, int) and 0 <= v < num_hidden_layers for v in values):
+        raise CheckpointError(f"config.json: {key} must be a list of layer indices, found {values!r}")
+    return values

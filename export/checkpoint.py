@@ -1,0 +1,214 @@
+"""Reading a Hugging Face checkpoint without torch: config and safetensors, lazily, tensor by tensor, as float32.
+
+It knows file layouts (one file, shards with an index, prefixes) but no model family.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors asks for by name)
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from lesonnx.errors import CheckpointError
+
+FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+# Where the language model's tensors begin, in the spellings seen on the hub.
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+EMBEDDING = "embed_tokens.weight"
+INDEX_NAME = "model.safetensors.index.json"
+Float32 = NDArray[np.float32]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError names the file when it is missing or not an object."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return document
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is, without its data."""
+
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * FLOAT_DTYPES.get(self.dtype, 1)
+
+
+class Checkpoint:
+    """A checkpoint directory. Names are canonical: without the language model's prefix ("layers.0.…"), and "lm_head.…".
+
+    Not thread-safe; cheap to open again in another process. Files are mapped only while a tensor is copied out of them,
+    so reading a large file leaves nothing of it in the process.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: no such checkpoint directory")
+        self.directory = directory
+        self.config = read_json(directory / "config.json")
+        self.tensors = self._canonical(self._scan())
+
+    def _scan(self) -> dict[str, TensorInfo]:
+        index_path = self.directory / INDEX_NAME
+        if index_path.exists():
+            weight_map = read_json(index_path).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise CheckpointError(f"{index_path}: expected a weight_map of tensor names to files")
+            files = sorted({str(name) for name in weight_map.values()})
+        else:
+            files = ["model.safetensors"]
+            weight_map = None
+            if not (self.directory / files[0]).exists():
+                raise CheckpointError(self._nothing_to_read())
+        tensors: dict[str, TensorInfo] = {}
+        for name in files:
+            if Path(name).name != name:
+                raise CheckpointError(f"{index_path}: file name {name!r} leaves the checkpoint")
+            tensors |= self._scan_file(self.directory / name)
+        for key in weight_map or ():
+            if key not in tensors:
+                raise CheckpointError(f"{index_path}: names tensor {key!r}, which its file does not hold")
+        return tensors
+
+    def _nothing_to_read(self) -> str:
+        pickled = sorted(p.name for p in self.directory.glob("*.bin")) + sorted(
+            p.name for p in self.directory.glob("*.pt*")
+        )
+        if pickled:
+            return f"{self.directory / pickled[0]}: pickled checkpoints are refused; convert it to safetensors"
+        shards = sorted(p.name for p in self.directory.glob("*.safetensors"))
+        if shards:
+            return f"{self.directory}: holds {shards[0]} but neither model.safetensors nor {INDEX_NAME}"
+        return f"{self.directory}: no model.safetensors and no {INDEX_NAME}"
+
+    def _scan_file(self, path: Path) -> dict[str, TensorInfo]:
+        if not path.exists():
+            raise CheckpointError(f"{path}: shard is missing, {INDEX_NAME} names it")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                found = {}
+                for key in file.keys():  # noqa: SIM118  (not a mapping)
+                    view = file.get_slice(key)
+                    found[key] = TensorInfo(path, key, tuple(view.get_shape()), view.get_dtype())
+                return found
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
+
+    def _canonical(self, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+        for prefix in PREFIXES:
+            if prefix + EMBEDDING in tensors:
+                break
+        else:
+            raise CheckpointError(f"{self.directory}: no tensor named {EMBEDDING!r} under any of {list(PREFIXES)}")
+        # "language_model.model." has its head beside it, as "language_model.lm_head.".
+        beside = "language_model." if prefix == "language_model.model." else prefix
+        canonical: dict[str, TensorInfo] = {}
+        for key, info in tensors.items():
+            canonical[key.removeprefix(prefix if key.startswith(prefix) else beside)] = info
+        return canonical
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        """What is known of a tensor; CheckpointError when it is missing."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self.directory}: tensor {name!r} is missing") from None
+
+    def read(self, name: str, index: int | slice | None = None) -> Float32:
+        """A tensor (or one index, or a range, of its first axis) as a fresh contiguous float32 array."""
+        info = self.info(name)
+        if info.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{info.file.name}: tensor {info.key!r} is {info.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
+            )
+        try:
+            with safe_open(info.file, framework="numpy") as file:
+                data = file.get_tensor(info.key) if index is None else file.get_slice(info.key)[index]
+                return np.array(data, dtype=np.float32, order="C")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{info.file}: tensor {info.key!r} cannot be read: {error}") from None
+
+    def rows(self, name: str, rows_at_once: int) -> Iterator[Float32]:
+        """A matrix in chunks of rows, for tensors too large to hold at once."""
+        num_rows = self.info(name).shape[0]
+        for start in range(0, num_rows, rows_at_once):
+            yield self.read(name, slice(start, min(start + rows_at_once, num_rows)))
+
+
+class Weights:
+    """A checkpoint seen by an architecture: every use states the shape it expects and is recorded.
+
+    A *rehearsal* gives zeros without reading (one element, broadcast), so that a whole export can be walked through in
+    a moment to find missing, misshapen and unused tensors before any work is done.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, rehearsal: bool = False) -> None:
+        self.checkpoint = checkpoint
+        self.rehearsal = rehearsal
+        self.used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.checkpoint
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Record the use of a tensor; CheckpointError where it is missing or has another shape."""
+        info = self.checkpoint.info(name)
+        if info.shape != shape:
+            raise CheckpointError(
+                f"{info.file.name}: tensor {info.key!r} has shape {list(info.shape)}, expected {list(shape)}"
+            )
+        self.used.add(name)
+
+    def __call__(self, name: str, *shape: int) -> Float32:
+        """The tensor of that name and shape, float32."""
+        self.expect(name, shape)
+        return self._zeros(shape) if self.rehearsal else self.checkpoint.read(name)
+
+    def item(self, name: str, index: int, *shape: int) -> Float32:
+        """One index of the first axis of a tensor of that (whole) shape: an expert of a fused tensor."""
+        self.expect(name, shape)
+        return self._zeros(shape[1:]) if self.rehearsal else self.checkpoint.read(name, index)
+
+    def chunks(self, name: str, rows_at_once: int, *shape: int) -> Iterator[Float32]:
+        """A matrix of that shape in chunks of rows."""
+        self.expect(name, shape)
+        if self.rehearsal:
+            for start in range(0, shape[0], rows_at_once):
+                yield self._zeros((min(rows_at_once, shape[0] - start), *shape[1:]))
+        else:
+            yield from self.checkpoint.rows(name, rows_at_once)
+
+    def same(self, one: str, other: str, rows_at_once: int = 256) -> bool:
+        """Whether two matrices hold the same values; stops at the first rows that differ."""
+        checkpoint = self.checkpoint
+        if checkpoint.info(one).shape != checkpoint.info(other).shape:
+            return False
+        pairs = zip(checkpoint.rows(one, rows_at_once), checkpoint.rows(other, rows_at_once), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
+
+    @staticmethod
+    def _zeros(shape: tuple[int, ...]) -> Float32:
+        return np.broadcast_to(np.float32(0), shape)

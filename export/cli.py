@@ -1,0 +1,121 @@
+"""``lesonnx export``: the command, its progress bar and its summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from lesonnx.memory import format_bytes
+from lesonnx_export.exporter import ExportOptions, ExportPlan, ExportReport, export_bundle
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Bits of expert weights."
+)
+@click.option(
+    "--dense-bits", type=click.Choice(["32", "8", "4"]), help="Bits of the rest.  [default: 32 with --bits 32, else 4]"
+)
+@click.option(
+    "--block-size",
+    type=click.Choice(["128", "64", "32", "16"]),
+    default="128",
+    show_default=True,
+    help="Weights that share a scale; smaller where a matrix is no multiple.",
+)
+@click.option(
+    "--kv-bits",
+    type=click.Choice(["32", "16"]),
+    default="32",
+    show_default=True,
+    help="Bits of attention caches; 16 halves them and needs ONNX Runtime 1.29.",
+)
+@click.option(
+    "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
+@click.option("--resume", is_flag=True, help="Go on with an export that was broken off.")
+def export(
+    checkpoint: Path,
+    bundle: Path,
+    bits: str,
+    dense_bits: str | None,
+    block_size: str,
+    kv_bits: str,
+    prefill_chunk: int,
+    workers: int | None,
+    resume: bool,
+) -> None:
+    """Export the Hugging Face checkpoint directory CHECKPOINT to the new bundle directory BUNDLE."""
+    chosen: dict[str, Any] = {"num_workers": workers} if workers else {}
+    options = ExportOptions(
+        bits=int(bits),  # type: ignore[arg-type]
+        dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
+        block_size=int(block_size),
+        kv_bits=int(kv_bits),  # type: ignore[arg-type]
+        prefill_chunk_tokens=prefill_chunk,
+        **chosen,
+    )
+    export_with_progress(checkpoint, bundle, options, resume=resume)
+
+
+def export_with_progress(
+    checkpoint: Path, bundle: Path, options: ExportOptions, *, resume: bool = False, console: Console | None = None
+) -> ExportReport:
+    """Export with a progress bar on the terminal and the summary after it."""
+    console = console or Console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def announce(plan: ExportPlan) -> None:
+            bar.update(task, total=plan.total_bytes)
+
+        def progress(what: str, num_bytes: int) -> None:
+            bar.update(task, description=what, advance=num_bytes)
+
+        report = export_bundle(checkpoint, bundle, options, resume=resume, progress=progress, announce=announce)
+        bar.update(task, description="done")
+    print_summary(console, report)
+    return report
+
+
+def print_summary(console: Console, report: ExportReport) -> None:
+    """Parts, bits, bytes, and where they went."""
+    manifest = report.manifest
+    kinds = manifest.expert_kinds
+    table = Table("", "count", "bits", "bytes", "where", title=f"{report.bundle}", title_justify="left")
+    dense_bits = _bits(manifest.quantization.dense_bits)
+    table.add_row("dense parts", str(len(manifest.parts)), dense_bits, format_bytes(report.dense_bytes), "dense/")
+    experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
+    shown = {_bits(m.bits, m.block_size) for kind in kinds for m in kind.matrices.values()}
+    table.add_row(
+        "experts", str(experts), ", ".join(sorted(shown)), format_bytes(report.expert_bytes), "experts/layer_*/"
+    )
+    rest = report.total_bytes - report.dense_bytes - report.expert_bytes
+    table.add_row("graphs, tokenizer, manifest", "", "", format_bytes(rest), "")
+    table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
+    table.add_row("checkpoint", "", "", format_bytes(report.checkpoint_bytes), "", style="dim")
+    console.print(table)
+    for name, reason in manifest.skipped_tensors.items():
+        console.print(f"left out: {name} ({reason})", highlight=False)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False)
+
+
+def _bits(bits: int, block_size: int = 0) -> str:
+    blocks = f", blocks of {block_size}" if block_size else ""
+    return "float32" if bits == 32 else f"int{bits}{blocks}"

@@ -1,0 +1,140 @@
+"""A checkpoint's config.json under one spelling: transformers 4 and 5, nested ``text_config``, and defaults.
+
+Every key that a family reads is recorded, so that what it left unread can be told to the user.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from lesonnx.errors import CheckpointError
+
+# One name for one thing, in the order in which spellings are tried.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "num_experts": ("num_experts", "num_local_experts"),
+}
+# Keys that say nothing about the forward pass of inference.
+IGNORED = frozenset(
+    {
+        *("_name_or_path", "architectures", "auto_map", "transformers_version", "model_type", "tokenizer_class"),
+        *("dtype", "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
+        *("attention_dropout", "hidden_dropout", "initializer_range", "router_jitter_noise", "pretraining_tp"),
+        *("output_router_logits", "router_aux_loss_coef", "is_decoder", "is_encoder_decoder"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "text_config", "vision_config"),
+        *("head_dim", "max_window_layers", "layer_types", "attn_implementation", "chunk_size_feed_forward"),
+        *("id2label", "label2id", "problem_type"),
+    }
+)
+_MISSING = object()
+
+
+class Config:
+    """Typed access to the text model's configuration; CheckpointError names a key that is missing or malformed."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        nested = raw.get("text_config")
+        if nested is not None and not isinstance(nested, dict):
+            raise CheckpointError("config.json: text_config must be an object")
+        # Keys of the outer level that the nested one leaves out still hold (tie_word_embeddings, token ids).
+        self.values: dict[str, Any] = {**raw, **nested} if nested else dict(raw)
+        self.values.pop("text_config", None)
+        self.read: set[str] = set()
+
+    @property
+    def model_type(self) -> str:
+        value = self.values.get("model_type")
+        if not isinstance(value, str):
+            raise CheckpointError(f"config.json: model_type must be a name, found {value!r}")
+        return value
+
+    def raw(self, key: str, default: Any = _MISSING) -> Any:
+        """The value of a key in any of its spellings; null counts as left out."""
+        for spelling in ALIASES.get(key, (key,)):
+            self.read.add(spelling)
+            if self.values.get(spelling) is not None:
+                return self.values[spelling]
+        if default is _MISSING:
+            raise CheckpointError(f"config.json: {key} is missing")
+        return default
+
+    def integer(self, key: str, default: Any = _MISSING) -> int:
+        """A whole number of at least 1 (0 only where the default is 0)."""
+        value = self.raw(key, default)
+        least = 0 if default == 0 else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise CheckpointError(f"config.json: {key} must be a whole number of at least {least}, found {value!r}")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        value = self.raw(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"config.json: {key} must be a number, found {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"config.json: {key} must be true or false, found {value!r}")
+        return value
+
+    def require(self, key: str, allowed: tuple[Any, ...], default: Any) -> None:
+        """Refuse a setting that this exporter does not compute."""
+        value = self.raw(key, default)
+        if value not in allowed:
+            shown = " or ".join(repr(item) for item in allowed)
+            raise CheckpointError(f"config.json: {key} is {value!r}, only {shown} is supported for {self.model_type}")
+
+    def rope_theta(self, default: float) -> float:
+        """The rotary base; only unscaled rotary positions are accepted.
+
+        transformers 5 writes ``rope_parameters``, transformers 4 ``rope_theta`` and ``rope_scaling``.
+        """
+        for key in ("rope_parameters", "rope_scaling"):
+            parameters = self.raw(key, {})
+            if not isinstance(parameters, dict):
+                raise CheckpointError(f"config.json: {key} must be an object, found {parameters!r}")
+            rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+            if rope_type != "default":
+                raise CheckpointError(
+                    f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}"
+                )
+        theta = self.raw("rope_parameters", {}).get("rope_theta", self.raw("rope_theta", default))
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+            raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
+        return float(theta)
+
+    def token_ids(self, key: str) -> list[int]:
+        """Token ids that may be written as one number, a list, or left out."""
+        value = self.values.get(key)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
+            raise CheckpointError(f"config.json: {key} must be a token id or a list of them, found {value!r}")
+        return list(values)
+
+    def unread(self) -> list[str]:
+        """Keys with a value that neither the family nor the list of harmless ones accounts for."""
+        return sorted(
+            key
+            for key, value in self.values.items()
+            if value not in (None, False, [], {}) and key not in self.read and key not in IGNORED
+        )
+
+
+def refuse_quantized(config: Config) -> None:
+    """Checkpoints that are already quantized need a reader of their own."""
+    quantization = config.raw("quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(
+            f"config.json: quantization_config of method {method!r} is not supported; export the unquantized checkpoint"
+        )
+
+
+def unknown_family(model_type: str, supported: list[str]) -> CheckpointError:
+    """The error for a model_type that has no file under ``architectures/``."""
+    nearest = difflib.get_close_matches(model_type, supported, n=1, cutoff=0.0)
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    return CheckpointError(
+        f"config.json: model_type {model_type!r} is not supported, expected one of {', '.join(supported)}{hint}"
+    )

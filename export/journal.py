@@ -1,0 +1,78 @@
+"""The journal of an export under way: what is finished and safely on disk, one JSON line each.
+
+It knows nothing of what the entries mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from lesonnx.errors import InputError
+
+NAME = "journal.jsonl"
+
+
+class Journal:
+    """Append-only; an entry counts once its line ends. One writer."""
+
+    def __init__(self, path: Path, entries: list[dict[str, Any]], file: TextIO) -> None:
+        self._path = path
+        self._entries = entries
+        self._file = file
+
+    @classmethod
+    def create(cls, directory: Path, fingerprint: str) -> Journal:
+        """A new journal in an empty directory."""
+        path = directory / NAME
+        journal = cls(path, [], path.open("w", encoding="utf-8"))
+        journal._append({"fingerprint": fingerprint})
+        return journal
+
+    @classmethod
+    def reopen(cls, directory: Path, fingerprint: str) -> Journal:
+        """Go on with a journal; InputError where it is not there or belongs to another export."""
+        path = directory / NAME
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        # A line without its end was being written when the export broke off.
+        whole = [line for line in lines if line.endswith("\n")]
+        try:
+            records = [json.loads(line) for line in whole]
+        except ValueError:
+            raise InputError(f"{path}: not readable; export without --resume to begin anew") from None
+        if not records or records[0].get("fingerprint") != fingerprint:
+            raise InputError(
+                f"{directory}: was begun with another checkpoint or options; export without --resume to begin anew"
+            )
+        with path.open("r+", encoding="utf-8") as file:
+            file.truncate(sum(len(line.encode()) for line in whole))
+        return cls(path, records[1:], path.open("a", encoding="utf-8"))
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def add(self, what: str, num_bytes: int, **details: Any) -> None:
+        """Record something finished; its files must be on disk by now."""
+        entry = {"what": what, "bytes": num_bytes, **details}
+        self._entries.append(entry)
+        self._append(entry)
+
+    def entries(self, what: str) -> list[dict[str, Any]]:
+        return [entry for entry in self._entries if entry["what"] == what]
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(int(entry["bytes"]) for entry in self._entries)
+
+    def remove(self) -> None:
+        """The export is whole: the journal goes."""
+        self._file.close()
+        self._path.unlink()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.close()

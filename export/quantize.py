@@ -1,0 +1,120 @@
+"""Symmetric blockwise quantization in ``MatMulNBits``'s layout, with scales searched for least squared error.
+
+It knows matrices alone: no model, no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lesonnx.errors import CheckpointError
+from lesonnx.manifest import Bits
+
+BLOCK_SIZES = (128, 64, 32, 16)
+# Candidate scales as shares of the one that just represents a block's extreme value: clipping it a little often costs
+# less than rounding all the others coarsely, the more so the fewer the bits.
+CANDIDATES: dict[int, tuple[float, ...]] = {
+    2: tuple(np.linspace(0.3, 1.1, 17)),
+    4: tuple(np.linspace(0.6, 1.06, 13)),
+    8: (0.96, 0.98, 1.0),
+}
+# Work in pieces that stay in a core's own cache.
+PIECE_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix: ``weight`` uint8 [rows, blocks, block_size * bits / 8], ``scales`` float32 [rows, blocks]."""
+
+    weight: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    bits: int
+    block_size: int
+
+
+def fitting_block_size(columns: int, wanted: int) -> int:
+    """The largest of 128, 64, 32, 16 up to ``wanted`` that divides the columns; 16 (padded) where none does."""
+    return next((size for size in BLOCK_SIZES if size <= wanted and columns % size == 0), BLOCK_SIZES[-1])
+
+
+def quantize(matrix: NDArray[np.float32], bits: Bits, block_size: int, name: str = "matrix") -> QuantizedMatrix:
+    """Quantize [rows, columns] to 2, 4 or 8 bits; CheckpointError where the matrix is not finite."""
+    rows, columns = matrix.shape
+    blocks = -(-columns // block_size)
+    if not np.isfinite(matrix).all():
+        raise CheckpointError(f"tensor {name!r} holds values that are not finite")
+    padded = matrix
+    if blocks * block_size != columns:
+        padded = np.zeros((rows, blocks * block_size), np.float32)
+        padded[:, :columns] = matrix
+    weight = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
+    scales = np.empty((rows, blocks), np.float32)
+    step = max(1, PIECE_ELEMENTS // (blocks * block_size))
+    for start in range(0, rows, step):
+        piece = slice(start, start + step)
+        values = padded[piece].reshape(-1, block_size)
+        codes, piece_scales = _search(values, bits)
+        weight[piece] = pack_bits(codes, bits).reshape(-1, *weight.shape[1:])
+        scales[piece] = piece_scales.reshape(-1, blocks)
+    return QuantizedMatrix(weight, scales, bits, block_size)
+
+
+def _search(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes (unsigned) and scales of blocks [n, block_size].
+
+    For codes q a block's best scale is <w,q>/<q,q>, which leaves the error |w|^2 - <w,q>^2/<q,q>; so each candidate is
+    judged by <w,q>^2/<q,q>. Scales are signed: the extreme value, of either sign, takes the one code more that two's
+    complement has on the negative side.
+    """
+    half = 1 << (bits - 1)
+    extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)[:, 0]
+    full = extreme / np.float32(-half)
+    best_gain = np.full(len(values), -1.0, np.float32)
+    best_codes = np.zeros(values.shape, np.float32)
+    best_scale = np.zeros(len(values), np.float32)
+    codes = np.empty_like(values)
+    for share in CANDIDATES[bits]:
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.where(full == 0, np.float32(0), np.float32(1) / (full * np.float32(share)))
+        # A block whose values are all subnormal has no finite inverse: it becomes zeros.
+        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
+        np.multiply(values, inverse[:, None], out=codes)
+        np.rint(codes, out=codes)
+        np.clip(codes, -half, half - 1, out=codes)
+        product = np.einsum("nb,nb->n", values, codes)
+        square = np.einsum("nb,nb->n", codes, codes)
+        scale = product / np.maximum(square, np.float32(1))
+        gain = product * scale
+        better = gain > best_gain
+        best_gain[better] = gain[better]
+        best_scale[better] = scale[better]
+        best_codes[better] = codes[better]
+    return (best_codes + half).astype(np.uint8), best_scale
+
+
+def pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Codes [..., n] packed along the last axis, the first in the low bits: [..., n * bits / 8]."""
+    if bits == 8:
+        return codes
+    packed = np.zeros((*codes.shape[:-1], codes.shape[-1] * bits // 8), np.uint8)
+    for place in range(8 // bits):
+        packed |= codes[..., place :: 8 // bits] << (place * bits)
+    return packed
+
+
+def unpack_bits(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The inverse of ``pack_bits``."""
+    per_byte = 8 // bits
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] * per_byte), np.uint8)
+    for place in range(per_byte):
+        codes[..., place::per_byte] = (packed >> (place * bits)) & ((1 << bits) - 1)
+    return codes
+
+
+def dequantize(matrix: QuantizedMatrix, columns: int) -> NDArray[np.float32]:
+    """The float32 matrix [rows, columns] that the quantized one stands for."""
+    codes = unpack_bits(matrix.weight, matrix.bits).astype(np.float32) - (1 << (matrix.bits - 1))
+    return (codes * matrix.scales[..., None]).reshape(len(codes), -1)[:, :columns]

@@ -1,0 +1,1 @@
+"""Benchmarks behind the speed claims of the documentation, as `lesonnx bench` commands."""

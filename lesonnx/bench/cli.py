@@ -1,0 +1,18 @@
+"""``lesonnx bench``: the benchmarks' table of subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from lesonnx.cli import LazyGroup
+
+BENCHMARKS = {
+    "cache": "lesonnx.bench.cache:cache",
+    "kernel": "lesonnx.bench.kernel:kernel",
+    "synth": "lesonnx_export.synth:synth",
+}
+
+
+@click.group(cls=LazyGroup, commands_at=BENCHMARKS)
+def bench() -> None:
+    """Measure: each figure that this project claims comes from one of these commands."""

@@ -1,0 +1,165 @@
+"""A bundle on disk: its manifest, its files, and whether they are whole. It knows no arithmetic and no session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lesonnx.errors import BundleError
+from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, parse_manifest
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One expert of a bundle. ``number`` counts all, layer by layer, a layer's shared one after its routed ones.
+
+    ``expert_idx`` is None for a shared expert; ``offset_bytes`` is where it starts in its layer's pack.
+    """
+
+    number: int
+    layer_idx: int
+    expert_idx: int | None
+    kind: ExpertKind
+    kind_idx: int
+    offset_bytes: int
+
+    @property
+    def cost_bytes(self) -> int:
+        return self.kind.cost_bytes
+
+    def __str__(self) -> str:
+        name = "shared expert" if self.expert_idx is None else f"expert {self.expert_idx}"
+        return f"layer {self.layer_idx} {name}"
+
+
+class Bundle:
+    """An opened bundle directory. Immutable after construction, safe to share between threads."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        path = self.directory / "manifest.json"
+        if not self.directory.is_dir():
+            raise BundleError(f"{self.directory}: no such bundle directory")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise BundleError(f"{self.directory}: not a bundle, it holds no manifest.json") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BundleError(f"{path}: not readable: {error}") from None
+        self.manifest: Manifest = parse_manifest(text, str(path))
+        self._layers = {layer.layer_idx: layer for layer in self.manifest.expert_layers}
+        self._check_files()
+
+    def _check_files(self) -> None:
+        for part in self.manifest.parts:
+            self.file(part.path)
+        for kind in self.manifest.expert_kinds:
+            if kind.stage is not None:
+                self.file(kind.stage)
+        for layer in self.manifest.expert_layers:
+            pack = self.file(layer.pack)
+            expected = self.pack_bytes(layer)
+            if pack.stat().st_size != expected:
+                raise BundleError(f"{pack}: has {pack.stat().st_size:,} bytes, expected {expected:,}; export again")
+
+    def file(self, relative: str) -> Path:
+        """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""
+        path = self.directory / relative
+        if not path.is_file():
+            raise BundleError(f"{path}: missing from the bundle")
+        if not path.resolve().is_relative_to(self.directory.resolve()):
+            raise BundleError(f"{path}: leads out of the bundle")
+        return path
+
+    def part_file(self, part: Part) -> Path:
+        return self.file(part.path)
+
+    # -- experts -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def experts(self) -> list[Expert]:
+        """Every expert by its number."""
+        experts: list[Expert] = []
+        kinds = self.manifest.expert_kinds
+        for layer in self.manifest.expert_layers:
+            stride = kinds[layer.kind].cost_bytes
+            for expert_idx in range(layer.num_experts):
+                kind = kinds[layer.kind]
+                offset = expert_idx * stride
+                experts.append(Expert(len(experts), layer.layer_idx, expert_idx, kind, layer.kind, offset))
+            if layer.shared_kind is not None:
+                kind = kinds[layer.shared_kind]
+                offset = layer.num_experts * stride
+                experts.append(Expert(len(experts), layer.layer_idx, None, kind, layer.shared_kind, offset))
+        return experts
+
+    def layer(self, layer_idx: int) -> ExpertLayer:
+        return self._layers[layer_idx]
+
+    def pack_file(self, layer_idx: int) -> Path:
+        return self.directory / self._layers[layer_idx].pack
+
+    def model_file(self, expert: Expert) -> Path:
+        """An expert's own .onnx."""
+        name = "shared.onnx" if expert.expert_idx is None else f"expert_{expert.expert_idx:03d}.onnx"
+        return self.pack_file(expert.layer_idx).parent / name
+
+    def pack_bytes(self, layer: ExpertLayer) -> int:
+        kinds = self.manifest.expert_kinds
+        shared = 0 if layer.shared_kind is None else kinds[layer.shared_kind].cost_bytes
+        return layer.num_experts * kinds[layer.kind].cost_bytes + shared
+
+    @property
+    def expert_bytes(self) -> int:
+        """All experts together."""
+        return sum(self.pack_bytes(layer) for layer in self.manifest.expert_layers)
+
+    def layer_demand_bytes(self, layer: ExpertLayer) -> int:
+        """What one token needs of a layer: k experts and the shared one."""
+        kinds = self.manifest.expert_kinds
+        shared = 0 if layer.shared_kind is None else kinds[layer.shared_kind].cost_bytes
+        return layer.num_experts_per_tok * kinds[layer.kind].cost_bytes + shared
+
+    @property
+    def least_budget_bytes(self) -> int:
+        """The least expert budget: the largest layer's demand."""
+        return max(self.layer_demand_bytes(layer) for layer in self.manifest.expert_layers)
+
+    @property
+    def token_demand_bytes(self) -> int:
+        """What one token needs of all layers; under this a cache cannot hold from one token to the next."""
+        return sum(self.layer_demand_bytes(layer) for layer in self.manifest.expert_layers)
+
+    # -- integrity ---------------------------------------------------------------------------------------------------
+
+    def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> int:
+        """Compare every file with ``checksums.json``; gives their number. BundleError names the first that differs."""
+        path = self.file("checksums.json")
+        try:
+            files = json.loads(path.read_text(encoding="utf-8"))["files"]
+            entries = {str(name): (int(e["size_bytes"]), str(e["sha256"])) for name, e in files.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise BundleError(f"{path}: not a list of checksums") from None
+        present = {p.relative_to(self.directory).as_posix() for p in self.directory.rglob("*") if p.is_file()}
+        for name in sorted(present - set(entries) - {"checksums.json"}):
+            raise BundleError(f"{self.directory / name}: is not named in checksums.json")
+        for name, (size, digest) in entries.items():
+            if ".." in Path(name).parts or Path(name).is_absolute():
+                raise BundleError(f"{path}: path {name!r} leaves the bundle")
+            file_path = self.file(name)
+            if file_path.stat().st_size != size:
+                raise BundleError(f"{file_path}: has {file_path.stat().st_size:,} bytes, checksums.json says {size:,}")
+            sha = hashlib.sha256()
+            with file_path.open("rb") as file:
+                while block := file.read(READ_BYTES):
+                    sha.update(block)
+                    progress(len(block))
+            if sha.hexdigest() != digest:
+                raise BundleError(f"{file_path}: SHA-256 differs from checksums.json; the file is corrupt")
+        return len(entries)

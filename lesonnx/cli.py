@@ -1,0 +1,92 @@
+"""The one command, ``lesonnx``: a table of subcommands, each imported when it is called.
+
+Errors become one line here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Mapping
+
+import click
+
+from lesonnx import __version__
+from lesonnx.errors import InputError, LesonnxError
+
+# Subcommand -> where its click command lies. The exporter's are loaded only when they are called.
+COMMANDS = {
+    "export": "lesonnx_export.cli:export",
+    "run": "lesonnx.commands.run:run",
+    "chat": "lesonnx.commands.chat:chat",
+    "inspect": "lesonnx.commands.inspect:inspect",
+    "verify": "lesonnx_export.verify:verify",
+    "demo": "lesonnx.commands.demo:demo",
+    "doctor": "lesonnx.doctor:doctor",
+    "bench": "lesonnx.bench.cli:bench",
+}
+# Packages that an extra brings -> the extra.
+EXTRAS = {"onnx": "export", "safetensors": "export", "ml_dtypes": "export", "matplotlib": "plot", "optimum": "optimum"}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when first needed."""
+
+    def __init__(self, *args: object, commands_at: Mapping[str, str], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._commands_at = commands_at
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._commands_at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._commands_at:
+            return None
+        module, _, attribute = self._commands_at[cmd_name].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get((error.name or "").split(".")[0])
+            if extra is None:
+                raise
+            raise InputError(f"{cmd_name} needs the package {error.name}: pip install 'lesonnx[{extra}]'") from None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # One command that needs a missing extra must not hide the others from --help.
+        rows = []
+        for name in self.list_commands(ctx):
+            try:
+                command = self.get_command(ctx, name)
+                rows.append((name, command.get_short_help_str(80) if command else ""))
+            except InputError as error:
+                rows.append((name, str(error)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=LazyGroup, commands_at=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lesonnx")
+def cli() -> None:
+    """Run Mixture-of-Experts language models several times larger than memory on ONNX Runtime."""
+
+
+def main() -> None:
+    """The entry point: one line and an exit code for every error, none for Ctrl-C but what was begun."""
+    # A closed pipe (`lesonnx run … | head`) ends the program quietly, as other tools do.
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        cli.main(standalone_mode=False)
+    except LesonnxError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)

@@ -1,0 +1,158 @@
+"""``lesonnx inspect``: what a bundle holds, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from lesonnx.bundle import Bundle
+from lesonnx.commands.options import BUNDLE
+from lesonnx.manifest import ExpertKind
+from lesonnx.memory import format_bytes
+
+
+@click.command()
+@click.argument("bundle", type=BUNDLE)
+@click.option("--verify", is_flag=True, help="Compare every file with checksums.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
+    """Show the model, parts, states and bytes of the bundle BUNDLE."""
+    opened = Bundle(bundle)
+    verified = _verify(opened, quiet=as_json) if verify else None
+    if as_json:
+        print(json.dumps(describe(opened, verified)))
+        return
+    console = Console()
+    _print_facts(console, opened)
+    _print_parts(console, opened)
+    _print_layers(console, opened)
+    if verified is not None:
+        console.print(f"checksums: all {verified} files are as exported")
+
+
+def _verify(bundle: Bundle, quiet: bool) -> int:
+    total = sum(path.stat().st_size for path in bundle.directory.rglob("*") if path.is_file())
+    columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
+        task = progress.add_task("checking", total=total)
+        return bundle.verify(lambda num_bytes: progress.advance(task, num_bytes))
+
+
+def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    manifest = bundle.manifest
+    return {
+        "model": manifest.model.model_dump(mode="json"),
+        "quantization": manifest.quantization.model_dump(mode="json"),
+        "onnxruntime_at_least": manifest.onnxruntime_at_least,
+        "prefill_chunk_tokens": manifest.prefill_chunk_tokens,
+        "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
+        "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
+        "dense_bytes": dense_bytes(bundle),
+        "expert_bytes": bundle.expert_bytes,
+        "layers": [
+            {"layer_idx": layer.layer_idx, "num_experts": layer.num_experts, "bytes": bundle.pack_bytes(layer)}
+            for layer in manifest.expert_layers
+        ],
+        "least_budget_bytes": bundle.least_budget_bytes,
+        "token_demand_bytes": bundle.token_demand_bytes,
+        "state_bytes_per_token": state_bytes_per_token(bundle),
+        "skipped_tensors": manifest.skipped_tensors,
+        "verified_files": verified_files,
+    }
+
+
+def dense_bytes(bundle: Bundle) -> int:
+    """Bytes of the dense parts: graphs and weights."""
+    return sum(path.stat().st_size for path in (bundle.directory / "dense").iterdir())
+
+
+def state_bytes_per_token(bundle: Bundle) -> int:
+    """What one more token of context costs in attention caches."""
+    total = 0
+    for state in bundle.manifest.states:
+        if "S" in state.shape:
+            count = 2 if state.dtype == "float16" else 4
+            for size in state.shape:
+                count *= 1 if isinstance(size, str) else size
+            total += count
+    return total
+
+
+def _print_facts(console: Console, bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    model, quantization = manifest.model, manifest.quantization
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "bundle": f"{bundle.directory}  (format {manifest.format_version}, {manifest.producer})",
+        "model": f"{model.model_type}, {_count(model.num_parameters)} parameters,"
+        f" {_count(model.num_active_parameters)} active a token",
+        "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
+        f" {model.num_experts} each, {model.num_experts_per_tok} a token",
+        "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
+        f" (float{quantization.kv_bits} caches)",
+        "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
+        "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
+        "dense parts": format_bytes(dense_bytes(bundle)),
+        "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
+        f" one token's demand {format_bytes(bundle.token_demand_bytes)}",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)
+
+
+def _print_parts(console: Console, bundle: Bundle) -> None:
+    """Parts that take and give the same are one row: layers differ only in their number."""
+    manifest = bundle.manifest
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for part in manifest.parts:
+        states = [state for state in manifest.states if state.part == part.name]
+        carried = {name for state in states for name in (state.input, state.output)}
+        takes = [value.name for value in part.inputs if value.name not in carried]
+        gives = [value.name for value in part.outputs if value.name not in carried]
+        row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
+        rows.setdefault(row, []).append(part.name)
+    table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
+    for row, names in rows.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1].rpartition('_')[2]} ({len(names)})"
+        table.add_row(shown, *row)
+    console.print(table)
+
+
+def _numberless(names: list[str]) -> str:
+    """Names in a row, layer numbers replaced, so that the same value of two layers reads alike."""
+    return ", ".join(dict.fromkeys(re.sub(r"_\d+$", "_<layer>", name) for name in names))
+
+
+def _print_layers(console: Console, bundle: Bundle) -> None:
+    table = Table("layer", "experts", "each", "bits (block)", "shared", "pack", title="Experts", title_justify="left")
+    kinds = bundle.manifest.expert_kinds
+    for layer in bundle.manifest.expert_layers:
+        kind = kinds[layer.kind]
+        shared = "" if layer.shared_kind is None else format_bytes(kinds[layer.shared_kind].cost_bytes)
+        size = format_bytes(bundle.pack_bytes(layer))
+        table.add_row(
+            str(layer.layer_idx), str(layer.num_experts), format_bytes(kind.cost_bytes), _kind_bits(kind), shared, size
+        )
+    console.print(table)
+
+
+def _kind_bits(kind: ExpertKind) -> str:
+    shown = [f"{m.bits} ({m.block_size})" if m.block_size else str(m.bits) for m in kind.matrices.values()]
+    return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
+
+
+def _bits(bits: int) -> str:
+    return "float32" if bits == 32 else f"int{bits}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"

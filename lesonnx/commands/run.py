@@ -1,0 +1,109 @@
+"""``lesonnx run``: generate from one prompt, streaming the text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lesonnx.commands.options import BUNDLE, load_options, make_generation_options, make_load_options, sampling_options
+from lesonnx.errors import InputError
+from lesonnx.memory import format_bytes, peak_bytes
+from lesonnx.timeline import Timeline
+
+if TYPE_CHECKING:
+    from lesonnx.generate import GenerationReport
+    from lesonnx.model import Model
+
+
+@click.command()
+@click.argument("bundle", type=BUNDLE)
+@click.option("--prompt", help="The text to go on from; - reads standard input.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="A file that holds the prompt.")
+@click.option("--prompt-ids", help="Token ids instead of text, parted by commas; needs no tokenizer.")
+@sampling_options
+@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
+@load_options
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline that Perfetto opens to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
+def run(
+    bundle: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    prompt_ids: str | None,
+    ignore_eos: bool,
+    trace: Path | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Generate from a prompt with the bundle BUNDLE."""
+    from lesonnx.model import load
+
+    source = _prompt(prompt, prompt_file, prompt_ids)
+    generation_options = make_generation_options(values, ignore_eos=ignore_eos)
+    timeline = Timeline() if trace else None
+    with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
+        for note in model.notes:
+            print(f"note: {note}", file=sys.stderr)
+        generation = model.generate(source, generation_options)
+        if as_json:
+            text = generation.text()
+            print(json.dumps(describe(model, generation.report, text)))
+        else:
+            for token in generation:
+                print(token.text, end="", flush=True)
+            print()
+            print(summary(model, generation.report), file=sys.stderr)
+        if timeline and trace:
+            timeline.save(trace)
+
+
+def _prompt(prompt: str | None, prompt_file: Path | None, prompt_ids: str | None) -> str | list[int]:
+    if sum(value is not None for value in (prompt, prompt_file, prompt_ids)) != 1:
+        raise InputError("give exactly one of --prompt, --prompt-file and --prompt-ids")
+    if prompt_ids is not None:
+        try:
+            return [int(item) for item in prompt_ids.split(",")]
+        except ValueError:
+            raise InputError(f"--prompt-ids {prompt_ids!r} is not a list of token ids parted by commas") from None
+    if prompt_file is not None:
+        try:
+            return prompt_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{prompt_file}: not readable as text: {error}") from None
+    return sys.stdin.read() if prompt == "-" else str(prompt)
+
+
+def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any]:
+    """What ``--json`` prints: text, tokens, times, bytes read, peak memory."""
+    telemetry = model.telemetry
+    return {
+        "text": text,
+        "tokens": report.token_ids,
+        "prompt_tokens": report.prompt_tokens,
+        "finish_reason": report.finish_reason,
+        "prefill_ms": round(report.prefill_ms, 3),
+        "decode_ms": round(report.decode_ms, 3),
+        "tokens_per_s": round(report.tokens_per_s, 3),
+        **{name: round(value, 3) for name, value in asdict(telemetry).items()},
+        "peak_memory_bytes": peak_bytes(),
+        "expert_bytes": model.bundle.expert_bytes,
+        "schedule": model.options.schedule,
+        "engine": model.engine_name,
+        "expert_budget_bytes": model.runner.loader.expert_budget_bytes,
+    }
+
+
+def summary(model: Model, report: GenerationReport) -> str:
+    """One line on how it went."""
+    telemetry = model.telemetry
+    return (
+        f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
+        f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
+        f" read; experts {format_bytes(model.bundle.expert_bytes)},"
+        f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
+    )

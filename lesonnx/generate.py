@@ -1,0 +1,134 @@
+"""Generation: a prompt's token ids in, tokens with their text out, one by one.
+
+The main path is `generate`. It knows the runner and the sampler, not how experts get into memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lesonnx.errors import ContextError, InputError
+from lesonnx.runner import Runner
+from lesonnx.sampling import Sampler, SamplingOptions
+from lesonnx.tokenizer import StopChecker, StreamDecoder, Tokenizer
+
+DEFAULT_MAX_NEW_TOKENS = 256
+FinishReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What to generate. ``max_new_tokens`` None means up to 256, less where the context ends earlier.
+
+    ``stop`` strings end the text before themselves, wherever tokens begin and end.
+    """
+
+    max_new_tokens: int | None = None
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. ``text`` is what became certain with it, perhaps nothing; all texts in a row are the output.
+
+    ``id`` is None for text that was held back until the end.
+    """
+
+    id: int | None
+    text: str
+
+
+@dataclass
+class GenerationReport:
+    """How a generation went; complete once it has ended."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode speed: tokens after the first, which the prefill gives, by the time they took."""
+        steps = len(self.token_ids) - 1
+        return steps / (self.decode_ms / 1e3) if steps > 0 and self.decode_ms > 0 else 0.0
+
+
+def token_limit(prompt_tokens: int, options: GenerationOptions, max_tokens: int) -> int:
+    """How many tokens may come after the prompt; ContextError where what was asked for does not fit."""
+    room = max_tokens - prompt_tokens
+    if room < 1:
+        raise ContextError(f"a prompt of {prompt_tokens} tokens leaves no room in the model's context of {max_tokens}")
+    wanted = options.max_new_tokens
+    if wanted is None:
+        return min(DEFAULT_MAX_NEW_TOKENS, room)
+    if wanted < 1:
+        raise InputError(f"max_new_tokens is {wanted}, expected at least 1")
+    if wanted > room:
+        raise ContextError(
+            f"a prompt of {prompt_tokens} tokens and {wanted} new ones do not fit the model's context of {max_tokens}"
+        )
+    return wanted
+
+
+def generate(
+    runner: Runner,
+    prompt_ids: Sequence[int],
+    options: GenerationOptions,
+    report: GenerationReport,
+    tokenizer: Tokenizer | None = None,
+    *,
+    reuse: bool = False,
+) -> Iterator[Token]:
+    """Generate from a prompt. Without a tokenizer, texts are empty. Close the iterator to stop early.
+
+    ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
+    then chunks begin elsewhere, so a quantized bundle may round differently than from scratch.
+    """
+    limit = token_limit(len(prompt_ids), options, runner.states.max_tokens)
+    sampler = Sampler(options.sampling)
+    sampler.accept_all(prompt_ids)
+    decoder = StreamDecoder(tokenizer) if tokenizer else None
+    stop = StopChecker(options.stop)
+    if options.stop and tokenizer is None:
+        raise InputError("stop strings need a tokenizer, which this bundle lacks")
+    eos = frozenset() if options.ignore_eos else frozenset(runner.bundle.manifest.model.eos_token_ids)
+    report.prompt_tokens = len(prompt_ids)
+
+    # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+    report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
+    runner.rewind(report.reused_tokens)
+    began = time.perf_counter()
+    logits = runner.prefill(prompt_ids[report.reused_tokens :])
+    report.prefill_ms = (time.perf_counter() - began) * 1e3
+
+    # 2. Token by token, until the end-of-sequence token, a stop string or the limit.
+    began = time.perf_counter()
+    while True:
+        token = sampler.sample(logits)
+        report.token_ids.append(token)
+        report.decode_ms = (time.perf_counter() - began) * 1e3
+        if token in eos:
+            report.finish_reason = "eos"
+            break
+        sampler.accept(token)
+        text = stop.push(decoder.push(token)) if decoder else ""
+        yield Token(token, text)
+        if stop.stopped_by is not None:
+            report.finish_reason = "stop"
+            return
+        if len(report.token_ids) == limit:
+            report.finish_reason = "length"
+            break
+        logits = runner.step([token], [0])[0]
+
+    # 3. What was held back: half a character, or the beginning of a stop string.
+    if decoder and (text := stop.push(decoder.flush()) + stop.flush()):
+        yield Token(None, text)

@@ -1,0 +1,71 @@
+"""Sizes in bytes as people write them, and what the system says of this process's memory. It knows no model."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import sys
+from pathlib import Path
+
+from lesonnx.errors import InputError
+
+# glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
+LARGE_BUFFER_BYTES = 1 << 20
+_UNITS = {"": 1, "B": 1}
+for _place, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter: 1000**_place, f"{_letter}B": 1000**_place, f"{_letter}IB": 1024**_place}
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as ``3GB`` (10^9), ``2GiB`` (2^30), ``1.5M`` or ``4096``; InputError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InputError(f"{text!r} is not a size; write bytes or a unit, such as 3GB, 500MiB or 4096")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size for people, decimal units: ``1.67 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def _status(key: str) -> int | None:
+    """A line of /proc/self/status in bytes; None where the system has none."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def return_freed_memory() -> None:
+    """Have glibc give large freed buffers back to the system at once; does nothing on other systems.
+
+    Left alone, its threshold adapts to what a program frees, so that the activations of one large prefill chunk stay
+    in the heap: 100 MB and more of a process whose every byte could hold experts.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BUFFER_BYTES)
+
+
+def current_bytes() -> int:
+    """Resident memory of this process; the peak where the system does not tell the present."""
+    return _status("VmRSS") or peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The most resident memory that this process had, as the system reports it (``VmHWM`` on Linux)."""
+    peak = _status("VmHWM")
+    if peak is not None:
+        return peak
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

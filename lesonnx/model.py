@@ -1,0 +1,182 @@
+"""The Python API: `load` a bundle, `Model.generate` from it.
+
+It wires the other modules together and does none of their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lesonnx import memory, ort
+from lesonnx.bundle import Bundle
+from lesonnx.chat import ChatTemplate
+from lesonnx.engines import make_engine
+from lesonnx.errors import BudgetError, InputError
+from lesonnx.eviction import POLICIES
+from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
+from lesonnx.loader import ExpertLoader, Telemetry
+from lesonnx.runner import Runner
+from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.timeline import Timeline
+from lesonnx.tokenizer import Tokenizer
+
+# Reads under way at once.
+DEFAULT_LOADERS = 4
+
+
+# Schedule -> what it sets, and how many threads read.
+SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {
+    "on-demand": (ON_DEMAND, 1),
+    "cache": (SchedulerConfig(policy="lru", compute_first=False, lookahead=False), DEFAULT_LOADERS),
+    "les": (SchedulerConfig(), DEFAULT_LOADERS),
+    "resident": (SchedulerConfig(resident=True, lookahead=False), DEFAULT_LOADERS),
+}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a bundle is run. None of these changes what the model says (``prefill_chunk_tokens`` may change rounding).
+
+    ``expert_budget_bytes`` bounds the expert cache, exactly. ``memory_budget_bytes`` bounds the process: the experts
+    get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
+    """
+
+    schedule: str = "les"
+    engine: str = "auto"
+    num_loaders: int | None = None
+    policy: str | None = None
+    compute_first: bool | None = None
+    lookahead: bool | None = None
+    expert_budget_bytes: int | None = None
+    memory_budget_bytes: int | None = None
+    prefill_chunk_tokens: int | None = None
+    timeline: Timeline | None = None
+    num_threads: int | None = None
+
+
+class Generation:
+    """The tokens of one generation, as they come; iterate once. ``report`` is complete at the end."""
+
+    def __init__(self, tokens: Iterator[Token], report: GenerationReport) -> None:
+        self._tokens = tokens
+        self.report = report
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def text(self) -> str:
+        """Run to the end; the text of what had not been taken yet."""
+        return "".join(token.text for token in self._tokens)
+
+
+@dataclass
+class Model:
+    """A loaded bundle. Not thread-safe; a context manager that frees everything at its end."""
+
+    bundle: Bundle
+    runner: Runner
+    options: LoadOptions
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    engine_name: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Loads, bytes and times since the bundle was loaded."""
+        return self.runner.loader.telemetry
+
+    def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> list[int]:
+        """A prompt's token ids; InputError where it is text and the bundle has no tokenizer."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise InputError(f"{self.bundle.directory}: has no tokenizer; give token ids instead of text")
+        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    def generate(self, prompt: str | Sequence[int], options: GenerationOptions | None = None) -> Generation:
+        """Generate from a text or token ids, from scratch. Errors of the prompt come before any work."""
+        return self._generate(self.encode(prompt), options, reuse=False)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions | None = None) -> Generation:
+        """Answer a conversation by the bundle's chat template; what the last answer computed is used again."""
+        if self.chat_template is None:
+            raise InputError(f"{self.bundle.directory}: has no chat template; use generate, or `lesonnx run`")
+        text = self.chat_template.render(messages)
+        return self._generate(self.encode(text, add_special_tokens=False), options, reuse=True)
+
+    def _generate(self, prompt_ids: list[int], options: GenerationOptions | None, reuse: bool) -> Generation:
+        report = GenerationReport()
+        options = options or GenerationOptions()
+        tokens = generate(self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse)
+        return Generation(tokens, report)
+
+    def close(self) -> None:
+        """Free sessions, caches and experts."""
+        self.runner.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def scheduler_config(options: LoadOptions) -> tuple[SchedulerConfig, int]:
+    """A schedule's settings with the user's changes, and the number of threads that read; InputError for a bad one."""
+    if options.schedule not in SCHEDULES:
+        raise InputError(f"schedule {options.schedule!r} is not one of {', '.join(SCHEDULES)}")
+    config, num_loaders = SCHEDULES[options.schedule]
+    if options.policy is not None and options.policy not in POLICIES:
+        raise InputError(f"policy {options.policy!r} is not one of {', '.join(POLICIES)}")
+    num_loaders = options.num_loaders or num_loaders
+    chosen = {"policy": options.policy, "compute_first": options.compute_first, "lookahead": options.lookahead}
+    changes: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    return replace(config, max_loads=num_loaders, **changes), num_loaders
+
+
+def check_budget(bundle: Bundle, expert_budget_bytes: int, config: SchedulerConfig) -> None:
+    """BudgetError under what the schedule needs: one layer's experts of a token, or everything for ``resident``."""
+    least = bundle.expert_bytes if config.resident else bundle.least_budget_bytes
+    if expert_budget_bytes < least:
+        what = "schedule resident keeps all experts," if config.resident else "this bundle needs at least"
+        raise BudgetError(f"the expert budget is {expert_budget_bytes:,} bytes; {what} {least:,}")
+
+
+def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **changes: Any) -> Model:
+    """Load a bundle: ``lesonnx.load("qwen", expert_budget_bytes=10**9).generate("Hello").text()``.
+
+    Options are those of `LoadOptions`, as an object or by name. Raises BundleError, BudgetError or InputError.
+    """
+    options = options or LoadOptions(**changes)
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    if options.prefill_chunk_tokens is not None and options.prefill_chunk_tokens < 1:
+        raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
+    if options.num_threads is not None and options.num_threads < 1:
+        raise InputError(f"threads is {options.num_threads}, expected at least 1")
+    ort.check_version(bundle.manifest.onnxruntime_at_least)
+    ort.use_threads(options.num_threads)
+    memory.return_freed_memory()
+    files = bundle.manifest.tokenizer
+    tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
+    template = ChatTemplate.load(bundle.directory / "tokenizer") if files else None
+
+    config, num_loaders = scheduler_config(options)
+    budget = bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
+    check_budget(bundle, budget, config)
+    engine = make_engine(options.engine, bundle)
+    loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
+    runner = Runner(bundle, loader, options.prefill_chunk_tokens)
+    try:
+        if options.memory_budget_bytes is not None:
+            runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
+    except BaseException:
+        runner.close()
+        raise
+    return Model(bundle, runner, options, tokenizer, template, engine.name, list(engine.notes))

@@ -1,0 +1,113 @@
+"""ONNX Runtime as this package uses it: version check, one thread pool for all sessions, session options, bindings.
+
+It knows no bundle and no model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from lesonnx.errors import BundleError, InputError
+
+_ERROR_SEVERITY = 3
+_pool_threads: int | None = None
+
+
+def check_version(at_least: str) -> None:
+    """BundleError where the installed ONNX Runtime is older than a bundle needs."""
+    if _version(onnxruntime.__version__) < _version(at_least):
+        raise BundleError(f"the bundle needs ONNX Runtime {at_least} or later, found {onnxruntime.__version__}")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    numbers = []
+    for piece in text.split(".")[:3]:
+        digits = "".join(ch for ch in piece if ch.isdigit())
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+def use_threads(num_threads: int | None) -> int:
+    """Set the process's one thread pool; it can be set once, so a later, different wish is an InputError.
+
+    None means the number of cores (or what was set before). Gives the number in force.
+    """
+    global _pool_threads
+    if _pool_threads is None:
+        wanted = num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        _pool_threads = num_threads or wanted or 1
+        onnxruntime.set_global_thread_pool_sizes(_pool_threads, 1)
+    elif num_threads is not None and num_threads != _pool_threads:
+        raise InputError(f"this process already computes with {_pool_threads} threads, which cannot be changed")
+    return _pool_threads
+
+
+def session_options(*, optimise: bool) -> onnxruntime.SessionOptions:
+    """Options that every session shares: the common pool, no arena, no memory pattern.
+
+    An arena a session would keep each part's largest prefill activations for good.
+    """
+    use_threads(None)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = _ERROR_SEVERITY
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+    return options
+
+
+def open_session(
+    path: Path, options: onnxruntime.SessionOptions, providers: Iterable[str] = ("CPUExecutionProvider",)
+) -> onnxruntime.InferenceSession:
+    """A session of a model file; BundleError in one line where ONNX Runtime does not take it."""
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
+        raise BundleError(f"{path}: ONNX Runtime does not take it: {first_line(error)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message on one line."""
+    return " ".join(str(error).split())[:300]
+
+
+class Binding:
+    """A session bound to arrays that stay where they are: a run reads and writes them in place.
+
+    Owns nothing but keeps the arrays alive. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self._session = session
+        self._arrays = [*inputs.values(), *outputs.values()]
+        self._binding = session.io_binding()
+        for name, array in inputs.items():
+            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array on a 64-byte boundary, zeroed."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    aligned: NDArray[Any] = raw[start : start + size].view(dtype).reshape(shape)
+    return aligned

@@ -1,0 +1,336 @@
+"""One step of the model: token ids in, logits out, walking embed, segments with their experts, and head.
+
+It knows parts, states and the schedule's interface; it samples nothing and decides nothing about loading.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lesonnx import memory, ort
+from lesonnx.bundle import Bundle
+from lesonnx.engines import LayerWork
+from lesonnx.errors import BudgetError, ContextError, InputError
+from lesonnx.loader import ExpertLoader, Lookahead
+from lesonnx.manifest import Part
+from lesonnx.states import LayerStates
+from lesonnx.timeline import DENSE
+
+Logits = NDArray[np.float32]
+# What ONNX Runtime and Python take beside what is counted here.
+SPARE_BYTES = 48 << 20
+
+
+class Routing(Protocol):
+    """Replaces what the routers say; see ``bench.routing``."""
+
+    def begin_step(self, num_rows: int) -> None:
+        """A step of that many rows begins."""
+
+    def ids(self, place: int) -> NDArray[np.int64]:
+        """The experts of MoE layer number ``place``: [T,k]."""
+
+    def scores(self, place: int) -> NDArray[np.float32]:
+        """A prediction for MoE layer number ``place``: [T,E]."""
+
+
+@dataclass(frozen=True)
+class _MemoryBound:
+    """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
+
+    budget_bytes: int
+    fixed_bytes: int
+    expert_budget_bytes: int | None
+
+
+@dataclass
+class _Stream:
+    """What flows from one part to the next; two of them, since a part may not write what it reads."""
+
+    residual: NDArray[np.float32]
+    topk_weights: NDArray[np.float32]
+    shared_weights: NDArray[np.float32]
+
+
+class _StepBuffers:
+    """The arrays of a step of T rows, and the parts bound to them. Valid until a state moves."""
+
+    def __init__(self, bundle: Bundle, num_rows: int) -> None:
+        model = bundle.manifest.model
+        hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
+        self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
+        self.position_ids = ort.empty_aligned((1, num_rows), np.int64)
+        self.hidden = ort.empty_aligned((1, num_rows, hidden), np.float32)
+        self.streams = [
+            _Stream(
+                ort.empty_aligned((1, num_rows, hidden), np.float32),
+                ort.empty_aligned((num_rows, slots), np.float32),
+                ort.empty_aligned((num_rows, 1), np.float32),
+            )
+            for _ in range(2)
+        ]
+        self.moe_input = ort.empty_aligned((num_rows, hidden), np.float32)
+        self.topk_ids = ort.empty_aligned((num_rows, slots), np.int64)
+        self.router_scores = ort.empty_aligned((num_rows, experts), np.float32)
+        self.expert_out = ort.empty_aligned((num_rows, slots, hidden), np.float32)
+        self.shared_out = ort.empty_aligned((num_rows, hidden), np.float32)
+        self.ready = ort.empty_aligned((num_rows, slots), np.bool_)
+        self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
+        self.bindings: dict[str, ort.Binding] = {}
+
+    @staticmethod
+    def bytes_for(bundle: Bundle, num_rows: int) -> int:
+        """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
+        model = bundle.manifest.model
+        row = model.hidden_size * (5 + model.num_experts_per_tok) + model.num_experts + 6 * model.num_experts_per_tok
+        return num_rows * row * 4
+
+
+class Runner:
+    """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
+
+    def __init__(self, bundle: Bundle, loader: ExpertLoader, prefill_chunk_tokens: int | None = None) -> None:
+        self.bundle = bundle
+        self.loader = loader
+        self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
+        self.token_ids: list[int] = []
+        # A benchmark's: experts and predictions come from there instead of from the model's own routers.
+        self.routing: Routing | None = None
+        self._memory: _MemoryBound | None = None
+        self.states = LayerStates(bundle.manifest)
+        options = ort.session_options(optimise=True)
+        self._sessions = {
+            part.name: ort.open_session(bundle.part_file(part), options)
+            for part in bundle.manifest.parts
+            if part.role != "lookahead" or loader.uses_lookahead
+        }
+        self._segments = [part for part in bundle.manifest.parts if part.role == "segment"]
+        # By the number of the MoE layer before, which they look from.
+        self._lookaheads = [
+            bundle.manifest.part("lookahead", part.layer_idx).name
+            for part in (self._segments[1:] if loader.uses_lookahead else [])
+        ]
+        self._head = bundle.manifest.part("head")
+        self._buffers: dict[int, _StepBuffers] = {}
+
+    def close(self) -> None:
+        """Free sessions, states and experts."""
+        self.loader.close()
+        self._buffers.clear()
+        self._sessions.clear()
+        self.states = LayerStates(self.bundle.manifest)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the sequence so far."""
+        return self.states.num_tokens
+
+    def rewind(self, num_tokens: int) -> None:
+        """Go back to the first ``num_tokens`` tokens of the sequence."""
+        self.states.rewind(num_tokens)
+        del self.token_ids[num_tokens:]
+
+    def common_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many tokens of the sequence a prompt begins with; its last token never counts, since it must run."""
+        count = 0
+        for ours, theirs in zip(self.token_ids, token_ids[:-1], strict=False):
+            if ours != theirs:
+                break
+            count += 1
+        return count
+
+    def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None) -> None:
+        """Bound the process: experts get what is left, less as caches grow. BudgetError if that is too little.
+
+        Call once, with all sessions open and before the first step.
+        """
+        chunk = self.prefill_chunk_tokens
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        fixed = memory.current_bytes() + buffers + SPARE_BYTES
+        self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
+        self._share_memory(self.states.capacity_for(1))
+
+    def _share_memory(self, capacity_tokens: int) -> None:
+        """Give the experts what a capacity of attention caches leaves them."""
+        if self._memory is None:
+            return
+        bound = self._memory
+        left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        left = int(left / self.loader.engine.memory_per_byte)
+        if left < self.bundle.least_budget_bytes:
+            raise BudgetError(
+                f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
+                f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
+                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least"
+                f" {self.bundle.least_budget_bytes:,}"
+            )
+        wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
+        self.loader.pressure(min(left, wanted))
+
+    def prefill(self, token_ids: Sequence[int], all_logits: bool = False) -> Logits:
+        """Append tokens in chunks; gives logits [V] of the last, or of all [n,V]. ContextError before any work."""
+        if not token_ids:
+            raise InputError("the prompt is empty: at least one token is needed")
+        total = self.num_tokens + len(token_ids)
+        if total > self.states.max_tokens:
+            raise ContextError(f"{total} tokens do not fit the model's context of {self.states.max_tokens}")
+        rows: list[Logits] = []
+        for start in range(0, len(token_ids), self.prefill_chunk_tokens):
+            chunk = token_ids[start : start + self.prefill_chunk_tokens]
+            last = start + len(chunk) == len(token_ids)
+            wanted = range(len(chunk)) if all_logits else [len(chunk) - 1] if last else []
+            logits = self.step(chunk, list(wanted))
+            if len(wanted):
+                rows.append(logits)
+        return np.concatenate(rows) if all_logits else rows[-1][0]
+
+    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> Logits:
+        """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none)."""
+        num_rows = len(token_ids)
+        total = self.num_tokens + num_rows
+        if total > self.states.capacity_tokens:
+            # The experts give way before the caches grow: the budget holds at every moment.
+            self._share_memory(self.states.capacity_for(total))
+            self._buffers.clear()
+            self.states.reserve(total)
+        buffers = self._buffers_for(num_rows)
+        self._fill(buffers, token_ids)
+        self.states.begin(num_rows)
+        self.loader.begin_step(num_rows)
+        if self.routing is not None:
+            self.routing.begin_step(num_rows)
+        telemetry = self.loader.telemetry
+        began = time.perf_counter()
+        self._run(buffers, "embed")
+        for place, part in enumerate(self._segments):
+            self._run(buffers, part.name)
+            telemetry.dense_ms += (time.perf_counter() - began) * 1e3
+            self.loader.run_layer(place, self._work(buffers, place), self._lookahead(buffers, place))
+            began = time.perf_counter()
+        logits = self._logits(buffers, logit_rows)
+        telemetry.dense_ms += (time.perf_counter() - began) * 1e3
+        self.states.commit(num_rows)
+        self.token_ids += token_ids
+        return logits
+
+    def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
+        ids = np.asarray(token_ids, np.int64)
+        vocab_size = self.bundle.manifest.model.vocab_size
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise InputError(
+                f"token id {int(ids.min() if ids.min() < 0 else ids.max())} is outside 0..{vocab_size - 1}"
+            )
+        buffers.input_ids[0] = ids
+        buffers.position_ids[0] = np.arange(self.num_tokens, self.num_tokens + len(ids))
+
+    def _work(self, buffers: _StepBuffers, place: int) -> LayerWork:
+        """What the router of MoE layer number ``place`` asks for."""
+        first = self.loader.scheduler.first[place]
+        if self.routing is not None:
+            buffers.topk_ids[...] = self.routing.ids(place)
+        return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
+
+    def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
+        """The prediction of the MoE layer after number ``place``; None where there is none, or nobody asks."""
+        if not self.loader.uses_lookahead or place + 1 == len(self._segments):
+            return None
+        name = self._lookaheads[place]
+        # What an earlier layer left there must not count as this layer's.
+        buffers.shared_out.fill(0)
+
+        def scores(ready: NDArray[np.bool_]) -> NDArray[np.float32]:
+            buffers.ready[...] = ready
+            self._run(buffers, name)
+            return buffers.lookahead_scores if self.routing is None else self.routing.scores(place + 1)
+
+        return scores
+
+    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
+        """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
+        carries_states = any(state.part == self._head.name for state in self.bundle.manifest.states)
+        vocab_size = self.bundle.manifest.model.vocab_size
+        if not logit_rows and not carries_states:
+            return np.empty((0, vocab_size), np.float32)
+        rows = np.asarray(logit_rows or [0], np.int64)
+        logits = np.empty((len(rows), vocab_size), np.float32)
+        inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
+        outputs: dict[str, NDArray[Any]] = self._state_outputs(self._head) | {"logits": logits}
+        ort.Binding(self._sessions[self._head.name], inputs, outputs).run()
+        return logits if logit_rows else logits[:0]
+
+    # -- bindings ----------------------------------------------------------------------------------------------------
+
+    def _buffers_for(self, num_rows: int) -> _StepBuffers:
+        """The arrays of this width; beside decode's one row, only the last width is kept."""
+        if num_rows not in self._buffers:
+            for width in [width for width in self._buffers if width != 1]:
+                del self._buffers[width]
+            self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows)
+        return self._buffers[num_rows]
+
+    def _run(self, buffers: _StepBuffers, name: str) -> None:
+        if name not in buffers.bindings:
+            buffers.bindings[name] = self._bind(buffers, name)
+        timeline = self.loader.timeline
+        began = time.perf_counter() if timeline else 0.0
+        buffers.bindings[name].run()
+        if timeline and name not in self._lookaheads:
+            timeline.span(DENSE, name, began, time.perf_counter())
+
+    def _bind(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+        session = self._sessions[name]
+        if name == "embed":
+            return ort.Binding(session, {"input_ids": buffers.input_ids}, {"hidden": buffers.hidden})
+        if name in self._lookaheads:
+            place = self._lookaheads.index(name)
+            part = self.bundle.manifest.part("lookahead", self._segments[place + 1].layer_idx)
+            inputs = self._inputs(buffers, part, place + 1)
+            return ort.Binding(session, inputs, {"scores": buffers.lookahead_scores})
+        place = next(index for index, part in enumerate(self._segments) if part.name == name)
+        part = self._segments[place]
+        out = buffers.streams[place % 2]
+        outputs: dict[str, NDArray[Any]] = {
+            "residual_out": out.residual,
+            "moe_input": buffers.moe_input,
+            "topk_ids": buffers.topk_ids,
+            "topk_weights_out": out.topk_weights,
+            "router_scores": buffers.router_scores,
+        }
+        if any(value.name == "shared_weights_out" for value in part.outputs):
+            outputs["shared_weights_out"] = out.shared_weights
+        return ort.Binding(session, self._inputs(buffers, part, place), outputs | self._state_outputs(part))
+
+    def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
+        """The arrays a part reads; ``place`` counts the segments before it."""
+        before = buffers.streams[(place - 1) % 2]
+        known: dict[str, NDArray[Any]] = {
+            "hidden": buffers.hidden,
+            "residual": before.residual,
+            "topk_weights": before.topk_weights,
+            "shared_weights": before.shared_weights,
+            "expert_out": buffers.expert_out,
+            "shared_out": buffers.shared_out,
+            "ready": buffers.ready,
+            "position_ids": buffers.position_ids,
+            "seqlens_k": self.states.seqlens_k,
+            "total_sequence_length": self.states.total_sequence_length,
+        }
+        known |= {
+            state.input: self.states.arrays[state.name]
+            for state in self.bundle.manifest.states
+            if state.part == part.name
+        }
+        return {value.name: known[value.name] for value in part.inputs if value.name in known}
+
+    def _state_outputs(self, part: Part) -> dict[str, NDArray[Any]]:
+        return {
+            state.output: self.states.arrays[state.name]
+            for state in self.bundle.manifest.states
+            if state.part == part.name
+        }

@@ -1,0 +1,1 @@
+"""The embedded sample: a small trained checkpoint, as package data."""
