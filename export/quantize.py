@@ -19,7 +19,7 @@ BLOCK_SIZES = (128, 64, 32, 16)
 # shorter side of the codes, which pays with two bits alone: there the sides are -2 and 1.
 CANDIDATES: dict[int, tuple[float, ...]] = {
     2: (0.5, 0.65, 0.8, 0.95, 1.1, -0.8, -1.1, -1.4, -1.7, -2.0),
-    4: tuple(np.linspace(0.6, 1.06, 7)),
+    4: (0.6, 0.68, 0.76, 0.84, 0.92, 1.0, 1.06),
     8: (0.96, 0.98, 1.0),
 }
 # Then the best scale that was found for the codes becomes a candidate itself, this many times.
@@ -60,6 +60,8 @@ def quantize(matrix: NDArray[np.float32], bits: Bits, block_size: int, name: str
         piece = slice(start, start + step)
         values = padded[piece].reshape(-1, block_size)
         codes, piece_scales = _search(values, bits)
+        if not np.isfinite(piece_scales).all():
+            raise CheckpointError(f"tensor {name!r} holds values too large to quantize")
         weight[piece] = pack_bits(codes, bits).reshape(-1, *weight.shape[1:])
         scales[piece] = piece_scales.reshape(-1, blocks)
     return QuantizedMatrix(weight, scales, bits, block_size)
@@ -87,9 +89,10 @@ def _search(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], 
     def attempt(inverse: NDArray[np.float32]) -> None:
         encode(inverse)
         product = np.einsum("nb,nb->n", values, codes)
-        square = np.einsum("nb,nb->n", codes, codes)
-        scale = product / np.maximum(square, np.float32(1))
-        gain = product * scale
+        square = np.maximum(np.einsum("nb,nb->n", codes, codes), np.float32(1))
+        scale = product / square
+        # In units of the plain scale, so that no square leaves float32.
+        gain = (product * full) ** 2 / square
         better = gain > best_gain
         np.copyto(best_gain, gain, where=better)
         np.copyto(best_inverse, inverse, where=better)
