@@ -272,7 +272,7 @@ def parse_manifest(text: str, source: str = "manifest.json") -> Manifest:
     """The manifest in a JSON text; raises BundleError in one line that names the field."""
     try:
         document: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{source}: not JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:
