@@ -48,7 +48,10 @@ class BuildKernel(build_ext):
         partial = target.with_name(target.name + ".partial")
         libraries = [] if sys.platform == "win32" else ["-lm"]
         result = subprocess.run(
-            [*command, *FLAGS, *ext.sources, "-o", str(partial), *libraries], capture_output=True, text=True, check=False
+            [*command, *FLAGS, *ext.sources, "-o", str(partial), *libraries],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if result.returncode == 0:
             partial.replace(target)

@@ -210,6 +210,14 @@ class Weights:
         else:
             yield from self.checkpoint.rows(name, rows_at_once)
 
+    def same(self, one: str, other: str, rows_at_once: int = 256) -> bool:
+        """Whether two matrices hold the same values; stops at the first rows that differ."""
+        checkpoint = self.checkpoint
+        if checkpoint.info(one).shape != checkpoint.info(other).shape:
+            return False
+        pairs = zip(checkpoint.rows(one, rows_at_once), checkpoint.rows(other, rows_at_once), strict=True)
+        return all(np.array_equal(a, b) for a, b in pairs)
+
     @staticmethod
     def _zeros(shape: tuple[int, ...]) -> Float32:
         return np.broadcast_to(np.float32(0), shape)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from lesonnx.manifest import (
     Part,
     Quantization,
     State,
+    TokenizerFiles,
 )
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
@@ -103,21 +104,29 @@ class ExportPlan:
         return self.dense_bytes + self.expert_bytes
 
 
-def make_plan(checkpoint_directory: Path, options: ExportOptions) -> ExportPlan:
+def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
     """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
-    checkpoint = Checkpoint(checkpoint_directory)
     config = Config(checkpoint.config)
+    try:
+        return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
+    except CheckpointError as error:
+        if not config.defaulted:
+            raise
+        left_out = ", ".join(sorted(config.defaulted))
+        raise CheckpointError(f"{error} (config.json leaves out {left_out}: transformers' defaults hold)") from None
+
+
+def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, weights: Weights) -> ExportPlan:
     architecture = make_decoder(config)
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
-    weights = Weights(checkpoint, rehearsal=True)
     store = DenseStore(None)
     builder = PartBuilder(architecture, weights, store, options.resolved_dense_bits, options.block_size)
     part_ends = []
     for _ in builder.build_all():
         part_ends.append(store.end_bytes)
     dense_used = set(weights.used)
-    kinds, layers = _plan_experts(architecture, options)
+    kinds, layers = plan_experts(architecture, options)
     for layer in layers:
         for expert_idx in layer.places:
             read_expert(architecture, weights, layer.layer_idx, expert_idx)
@@ -157,7 +166,8 @@ def _size(checkpoint: Checkpoint, name: str) -> int:
     return count
 
 
-def _plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
+def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
+    """The kinds of experts and which layer has which."""
     # Routed and shared experts never share a kind: their stages write outputs of different shapes.
     shared_shape = architecture.shared_expert_shape()
     shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
@@ -208,7 +218,7 @@ def export_bundle(
     partial = bundle.absolute().parent / f".{bundle.name}.partial"
     with _failures_in_one_line(partial):
         _check_target(bundle)
-        plan = make_plan(checkpoint_directory, options)
+        plan = make_plan(Checkpoint(checkpoint_directory), options)
         fingerprint = _fingerprint(plan, options)
         _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
         journal = _open_journal(partial, fingerprint, resume)
@@ -238,19 +248,44 @@ def _check_target(bundle: Path) -> None:
 def _export(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> ExportReport:
-    # First what is quick and may find something wrong with the checkpoint.
-    facts = _facts(plan)
-    progress("tokenizer", 0)
+    # First, since a broken tokenizer or token id should not show after hours of quantizing.
+    _facts(plan)
     shutil.rmtree(partial / "tokenizer", ignore_errors=True)
+    progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
-    dense = _write_parts(plan, options, partial, journal, progress)
+    dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
     _write_experts(plan, options, partial, journal, progress)
-    _write_stages(plan, partial)
+    write_stages(plan, partial)
+    return finish(plan, partial, progress, make_manifest(plan, options, dense, tokenizer), warnings)
+
+
+def finish(
+    plan: ExportPlan, partial: Path, progress: Progress, manifest: Manifest, warnings: list[str]
+) -> ExportReport:
+    """Write the manifest and the checksums: the bundle is whole once the journal goes."""
+    (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    progress("checksums", 0)
+    total_bytes = write_checksums(partial)
+    return ExportReport(
+        bundle=partial,
+        manifest=manifest,
+        dense_bytes=plan.dense_bytes,
+        expert_bytes=plan.expert_bytes,
+        total_bytes=total_bytes,
+        checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
+        notes=[*plan.notes, *warnings],
+    )
+
+
+def make_manifest(
+    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
+) -> Manifest:
+    """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
-    manifest = Manifest(
+    return Manifest(
         producer=f"lesonnx {__version__}",
         onnxruntime_at_least=ONNXRUNTIME_AT_LEAST,
-        model=facts,
+        model=_facts(plan),
         quantization=Quantization(
             expert_bits=options.bits,
             dense_bits=options.resolved_dense_bits,
@@ -274,34 +309,24 @@ def _export(
         tokenizer=tokenizer,
         skipped_tensors=plan.skipped,
     )
-    (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    progress("checksums", 0)
-    total_bytes = write_checksums(partial)
-    return ExportReport(
-        bundle=partial,
-        manifest=manifest,
-        dense_bytes=plan.dense_bytes,
-        expert_bytes=plan.expert_bytes,
-        total_bytes=total_bytes,
-        checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
-        notes=[*plan.notes, *warnings],
-    )
 
 
 @dataclass(frozen=True)
-class _WrittenPart:
+class WrittenPart:
+    """A part that is on disk, and its states."""
+
     part: Part
     states: list[State]
 
 
-def _write_parts(
-    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
-) -> list[_WrittenPart]:
+def write_parts(
+    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress, weights: Weights
+) -> list[WrittenPart]:
     """Write the dense parts in order; parts that the journal holds are taken from there."""
     directory = partial / "dense"
     directory.mkdir(parents=True, exist_ok=True)
     written = [
-        _WrittenPart(Part.model_validate(entry["part"]), [State.model_validate(state) for state in entry["states"]])
+        WrittenPart(Part.model_validate(entry["part"]), [State.model_validate(state) for state in entry["states"]])
         for entry in journal.entries("part")
     ]
     start = plan.part_ends[len(written) - 1] if written else 0
@@ -313,13 +338,12 @@ def _write_parts(
             key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
         }
     progress("dense parts", start)
-    weights = Weights(plan.checkpoint)
     builder = PartBuilder(plan.architecture, weights, store, options.resolved_dense_bits, options.block_size)
     try:
         for name in plan.part_names[len(written) :]:
             before = store.end_bytes
             built = builder.build(name)
-            _save(built, partial)
+            save_part(built, partial)
             store.sync()
             journal.add(
                 "part",
@@ -328,7 +352,7 @@ def _write_parts(
                 states=[state.model_dump(mode="json") for state in built.states],
                 shared={key: asdict(tensor) for key, tensor in store.shared.items()},
             )
-            written.append(_WrittenPart(built.part, built.states))
+            written.append(WrittenPart(built.part, built.states))
             progress("dense parts", store.end_bytes - before)
     finally:
         store.close()
@@ -344,7 +368,8 @@ def _check_length(path: Path, length_bytes: int, exactly: bool = False) -> None:
         )
 
 
-def _save(built: BuiltPart, partial: Path) -> None:
+def save_part(built: BuiltPart, partial: Path) -> None:
+    """Write a part's model beside its weights."""
     path = partial / built.part.path
     with path.open("wb") as file:
         file.write(built.model.SerializeToString())
@@ -375,7 +400,7 @@ def _write_experts(
         writer.close()
 
 
-def _write_stages(plan: ExportPlan, partial: Path) -> None:
+def write_stages(plan: ExportPlan, partial: Path) -> None:
     """One model a kind: the kernel engine's, which takes weights as an input."""
     routed = {id(layer.kind) for layer in plan.layers}
     for kind in plan.kinds:
@@ -384,7 +409,7 @@ def _write_stages(plan: ExportPlan, partial: Path) -> None:
 
 
 def _facts(plan: ExportPlan) -> ModelFacts:
-    architecture, config = plan.architecture, Config(plan.checkpoint.config)
+    architecture, config = plan.architecture, plan.architecture.config
     generation_path = plan.checkpoint.directory / "generation_config.json"
     generation = Config(read_json(generation_path)) if generation_path.exists() else config
     eos = generation.token_ids("eos_token_id") or config.token_ids("eos_token_id")

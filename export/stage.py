@@ -5,6 +5,8 @@ It knows nothing of where experts lie in a pack or in the cache: the runner says
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx import ModelProto, TensorProto, helper
 
 from lesonnx.manifest import ExpertKind
@@ -24,7 +26,7 @@ def stage_model(kind: ExpertKind, slots: int) -> ModelProto:
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}, expected at least 1")
-    attributes: dict[str, int | float | str] = {
+    attributes: dict[str, Any] = {
         "slots": slots,
         "hidden_size": kind.hidden_size,
         "intermediate_size": kind.intermediate_size,

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from lesonnx.errors import BundleError
 from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, parse_manifest
@@ -59,10 +59,10 @@ class Bundle:
     def file(self, relative: str) -> Path:
         """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""
         path = self.directory / relative
-        if not path.is_file():
-            raise BundleError(f"{path}: missing from the bundle")
         if not path.resolve().is_relative_to(self.directory.resolve()):
             raise BundleError(f"{path}: leads out of the bundle")
+        if not path.is_file():
+            raise BundleError(f"{path}: missing from the bundle")
         return path
 
     def part_file(self, part: Part) -> Path:
@@ -90,9 +90,9 @@ class Bundle:
         return self.directory / self._layers[layer_idx].pack
 
     def model_file(self, ref: ExpertRef) -> Path:
-        """An expert's own .onnx."""
+        """An expert's own .onnx, beside its pack; BundleError where it is missing."""
         name = "shared.onnx" if ref.expert_idx is None else f"expert_{ref.expert_idx:03d}.onnx"
-        return self.pack_file(ref.layer_idx).parent / name
+        return self.file((PurePosixPath(self._layers[ref.layer_idx].pack).parent / name).as_posix())
 
     def experts(self) -> list[ExpertRef]:
         """Every expert, layer by layer, a shared one first."""
@@ -134,17 +134,13 @@ class Bundle:
     def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> int:
         """Compare every file with ``checksums.json``; gives their number. BundleError names the first that differs."""
         path = self.file("checksums.json")
-        try:
-            files = json.loads(path.read_text(encoding="utf-8"))["files"]
-            entries = {str(name): (int(e["size_bytes"]), str(e["sha256"])) for name, e in files.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise BundleError(f"{path}: not a list of checksums") from None
-        present = {p.relative_to(self.directory).as_posix() for p in self.directory.rglob("*") if p.is_file()}
+        entries = read_checksums(path)
+        # A link to a directory is not walked into: it counts as a file, one that nobody named.
+        found = (p for p in self.directory.rglob("*") if p.is_symlink() or not p.is_dir())
+        present = {p.relative_to(self.directory).as_posix() for p in found}
         for name in sorted(present - set(entries) - {"checksums.json"}):
             raise BundleError(f"{self.directory / name}: is not named in checksums.json")
         for name, (size, digest) in entries.items():
-            if ".." in Path(name).parts or Path(name).is_absolute():
-                raise BundleError(f"{path}: path {name!r} leaves the bundle")
             file_path = self.file(name)
             if file_path.stat().st_size != size:
                 raise BundleError(f"{file_path}: has {file_path.stat().st_size:,} bytes, checksums.json says {size:,}")
@@ -156,3 +152,21 @@ class Bundle:
             if sha.hexdigest() != digest:
                 raise BundleError(f"{file_path}: SHA-256 differs from checksums.json; the file is corrupt")
         return len(entries)
+
+
+def read_checksums(path: Path) -> dict[str, tuple[int, str]]:
+    """``checksums.json``: name -> size and SHA-256. BundleError for anything in it that is not as the format says."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(document, dict) or set(document) != {"algorithm", "files"} or document["algorithm"] != "sha256":
+        raise BundleError(f"{path}: expected an object of algorithm, which is sha256, and files")
+    entries: dict[str, tuple[int, str]] = {}
+    if not isinstance(document["files"], dict):
+        raise BundleError(f"{path}: files: expected an object")
+    for name, entry in document["files"].items():
+        if not isinstance(entry, dict) or set(entry) != {"size_bytes", "sha256"}:
+            raise BundleError(f"{path}: {name}: expected size_bytes and sha256")
+        entries[name] = (entry["size_bytes"], entry["sha256"])
+    return entries

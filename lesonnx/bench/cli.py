@@ -9,6 +9,7 @@ from lesonnx.cli import LazyGroup
 BENCHMARKS = {
     "cache": "lesonnx.bench.cache:cache",
     "kernel": "lesonnx.bench.kernel:kernel",
+    "synth": "lesonnx_export.synth:synth",
 }
 
 

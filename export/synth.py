@@ -1,0 +1,172 @@
+"""``lesonnx bench synth``: a bundle of a real model's shape with random weights, written fast and without a checkpoint.
+
+Its words mean nothing; its sizes, its arithmetic and its reads are the real model's, which is what speed depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from lesonnx.errors import InputError
+from lesonnx_export.checkpoint import Checkpoint, Float32, TensorInfo, Weights
+from lesonnx_export.cli import print_summary
+from lesonnx_export.expert import PACK_NAME, expert_bytes
+from lesonnx_export.exporter import (
+    ExportOptions,
+    ExportPlan,
+    finish,
+    make_manifest,
+    make_plan,
+    write_parts,
+    write_stages,
+)
+from lesonnx_export.journal import Journal
+from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models
+
+# Shapes as their published config.json gives them, without what does not bear on size or speed.
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
+}
+# Different experts in a pack; more would only cost time.
+DISTINCT_EXPERTS = 8
+
+
+class SyntheticWeights(Weights):
+    """Weights of whatever shape is asked for: ones for norms, normal numbers scaled by the fan-in for the rest."""
+
+    def __init__(self, checkpoint: Checkpoint, rehearsal: bool, tied: bool) -> None:
+        super().__init__(checkpoint, rehearsal)
+        self._tied = tied
+
+    def __contains__(self, name: str) -> bool:
+        return name == "lm_head.weight" and not self._tied
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        self.checkpoint.tensors[name] = TensorInfo(Path(name), name, shape, "BF16")
+        self.used.add(name)
+
+    def __call__(self, name: str, *shape: int) -> Float32:
+        self.expect(name, shape)
+        return self._zeros(shape) if self.rehearsal else self._random(name, shape)
+
+    def chunks(self, name: str, rows_at_once: int, *shape: int) -> Iterator[Float32]:
+        self.expect(name, shape)
+        for start in range(0, shape[0], rows_at_once):
+            piece = (min(rows_at_once, shape[0] - start), *shape[1:])
+            yield self._zeros(piece) if self.rehearsal else self._random(f"{name}[{start}]", piece)
+
+    def same(self, one: str, other: str, rows_at_once: int = 256) -> bool:
+        return self._tied
+
+    @staticmethod
+    def _random(name: str, shape: tuple[int, ...]) -> Float32:
+        if "norm" in name:
+            return np.ones(shape, np.float32)
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+        values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+        values *= np.float32(shape[-1] ** -0.5)
+        return values
+
+
+class SyntheticCheckpoint(Checkpoint):
+    """A checkpoint that is only a configuration."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.directory = Path()
+        self.config = config
+        self.tensors = {}
+
+
+def write_synthetic(
+    shape: str, bundle: Path, options: ExportOptions, changes: dict[str, int], console: Console | None = None
+) -> None:
+    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for an export."""
+    if shape not in SHAPES:
+        raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
+    if bundle.exists():
+        raise InputError(f"{bundle}: already exists; remove it or choose another name")
+    config = SHAPES[shape] | changes
+    checkpoint = SyntheticCheckpoint(config)
+    tied = bool(config["tie_word_embeddings"])
+    plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
+    bundle.mkdir(parents=True)
+    journal = Journal.create(bundle, "synthetic")
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = console or Console()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("dense parts", total=plan.total_bytes)
+
+        def progress(what: str, num_bytes: int) -> None:
+            bar.update(task, description=what, advance=num_bytes)
+
+        weights = SyntheticWeights(checkpoint, rehearsal=False, tied=tied)
+        dense = write_parts(plan, options, bundle, journal, progress, weights)
+        for layer in plan.layers:
+            progress("experts", _write_layer(plan, layer, weights, bundle))
+        write_stages(plan, bundle)
+        manifest = make_manifest(plan, options, dense, None)
+        manifest = manifest.model_copy(update={"producer": f"{manifest.producer}, synthetic {shape}: random weights"})
+        note = "random weights: for measuring speed and memory, not for text"
+        report = finish(plan, bundle, progress, manifest, [note])
+        journal.remove()
+    print_summary(console, report)
+
+
+def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, bundle: Path) -> int:
+    """A pack of a few different experts over and over; gives its bytes."""
+    directory = layer_directory(bundle, layer.layer_idx)
+    directory.mkdir(parents=True)
+    blocks = {}
+    with (directory / PACK_NAME).open("wb") as file:
+        for expert_idx in layer.places:
+            place = expert_idx if expert_idx is None else expert_idx % DISTINCT_EXPERTS
+            if place not in blocks:
+                tensors = read_expert(plan.architecture, weights, 0, place)
+                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data  # type: ignore[arg-type]
+            file.write(blocks[place])
+    write_models(bundle, layer)
+    return layer.pack_bytes
+
+
+@click.command()
+@click.argument("shape", type=click.Choice(sorted(SHAPES)))
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Expert bits.")
+@click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), default="4", show_default=True, help="Dense bits.")
+@click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
+@click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
+def synth(
+    shape: str,
+    bundle: Path,
+    bits: str,
+    dense_bits: str,
+    num_experts_per_tok: int | None,
+    num_hidden_layers: int | None,
+) -> None:
+    """Write a bundle of a real model's SHAPE with random weights to BUNDLE."""
+    options = ExportOptions(bits=int(bits), dense_bits=int(dense_bits))  # type: ignore[arg-type]
+    wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
+    write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})
