@@ -53,7 +53,7 @@ class Config:
         return value
 
     def raw(self, key: str, default: Any = _MISSING) -> Any:
-        """The value of a key in any of its spellings; where it is left out (not where it is null), the family's default."""
+        """The value of a key in any of its spellings; where it is left out (but not where it is null), the default."""
         spellings = ALIASES.get(key, (key,))
         self.read |= set(spellings)
         for spelling in spellings:

@@ -57,6 +57,8 @@ def quantize(matrix: NDArray[np.float32], bits: Bits, block_size: int, name: str
         piece = slice(start, start + step)
         values = padded[piece].reshape(-1, block_size)
         codes, piece_scales = _search(values, bits)
+        if not np.isfinite(piece_scales).all():
+            raise CheckpointError(f"tensor {name!r} holds values too large to quantize")
         weight[piece] = pack_bits(codes, bits).reshape(-1, *weight.shape[1:])
         scales[piece] = piece_scales.reshape(-1, blocks)
     return QuantizedMatrix(weight, scales, bits, block_size)
@@ -72,22 +74,23 @@ def _search(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], 
     half = 1 << (bits - 1)
     extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)[:, 0]
     full = extreme / np.float32(-half)
+    with np.errstate(divide="ignore", over="ignore"):
+        unit = np.where(full == 0, np.float32(0), np.float32(1) / full)
+    # A block whose values are all subnormal has no finite inverse: it becomes zeros.
+    unit = np.where(np.isfinite(unit), unit, np.float32(0))
     best_gain = np.full(len(values), -1.0, np.float32)
     best_codes = np.zeros(values.shape, np.float32)
     best_scale = np.zeros(len(values), np.float32)
     codes = np.empty_like(values)
     for share in CANDIDATES[bits]:
-        with np.errstate(divide="ignore", over="ignore"):
-            inverse = np.where(full == 0, np.float32(0), np.float32(1) / (full * np.float32(share)))
-        # A block whose values are all subnormal has no finite inverse: it becomes zeros.
-        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
-        np.multiply(values, inverse[:, None], out=codes)
+        np.multiply(values, (unit / np.float32(share))[:, None], out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -half, half - 1, out=codes)
         product = np.einsum("nb,nb->n", values, codes)
-        square = np.einsum("nb,nb->n", codes, codes)
-        scale = product / np.maximum(square, np.float32(1))
-        gain = product * scale
+        square = np.maximum(np.einsum("nb,nb->n", codes, codes), np.float32(1))
+        scale = product / square
+        # In units of the plain scale, so that no square leaves float32.
+        gain = (product * unit) ** 2 / square
         better = gain > best_gain
         best_gain[better] = gain[better]
         best_scale[better] = scale[better]

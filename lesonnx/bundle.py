@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lesonnx.errors import BundleError
 from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, parse_manifest
@@ -55,6 +56,15 @@ class Bundle:
             expected = self.pack_bytes(layer)
             if pack.stat().st_size != expected:
                 raise BundleError(f"{pack}: has {pack.stat().st_size:,} bytes, expected {expected:,}; export again")
+        # Thousands of small files: one listing a layer instead of a look at each.
+        plain = {
+            layer_idx: {entry.name for entry in os.scandir(self.pack_file(layer_idx).parent) if not entry.is_symlink()}
+            for layer_idx in self._layers
+        }
+        for ref in self.experts():
+            path = self.model_file(ref)
+            if path.name not in plain[ref.layer_idx]:
+                self.file(path.relative_to(self.directory).as_posix())
 
     def file(self, relative: str) -> Path:
         """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""
@@ -90,9 +100,9 @@ class Bundle:
         return self.directory / self._layers[layer_idx].pack
 
     def model_file(self, ref: ExpertRef) -> Path:
-        """An expert's own .onnx, beside its pack; BundleError where it is missing."""
+        """An expert's own .onnx, beside its pack."""
         name = "shared.onnx" if ref.expert_idx is None else f"expert_{ref.expert_idx:03d}.onnx"
-        return self.file((PurePosixPath(self._layers[ref.layer_idx].pack).parent / name).as_posix())
+        return self.pack_file(ref.layer_idx).parent / name
 
     def experts(self) -> list[ExpertRef]:
         """Every expert, layer by layer, a shared one first."""
