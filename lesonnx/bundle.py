@@ -7,20 +7,32 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from lesonnx.errors import BundleError
-from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, parse_manifest
+from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, check_path, parse_manifest
 
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertRef:
-    """One expert of a bundle. ``expert_idx`` is None for a shared expert. Immutable; compare by layer and index."""
+class Expert:
+    """One expert of a bundle. ``number`` counts all, layer by layer, a layer's shared one after its routed ones.
 
+    ``expert_idx`` is None for a shared expert; ``offset_bytes`` is where it starts in its layer's pack.
+    """
+
+    number: int
     layer_idx: int
     expert_idx: int | None
+    kind: ExpertKind
+    kind_idx: int
+    offset_bytes: int
+
+    @property
+    def cost_bytes(self) -> int:
+        return self.kind.cost_bytes
 
     def __str__(self) -> str:
         name = "shared expert" if self.expert_idx is None else f"expert {self.expert_idx}"
@@ -61,9 +73,9 @@ class Bundle:
             layer_idx: {entry.name for entry in os.scandir(self.pack_file(layer_idx).parent) if not entry.is_symlink()}
             for layer_idx in self._layers
         }
-        for ref in self.experts():
-            path = self.model_file(ref)
-            if path.name not in plain[ref.layer_idx]:
+        for expert in self.experts:
+            path = self.model_file(expert)
+            if path.name not in plain[expert.layer_idx]:
                 self.file(path.relative_to(self.directory).as_posix())
 
     def file(self, relative: str) -> Path:
@@ -80,38 +92,33 @@ class Bundle:
 
     # -- experts -----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def experts(self) -> list[Expert]:
+        """Every expert by its number."""
+        experts: list[Expert] = []
+        kinds = self.manifest.expert_kinds
+        for layer in self.manifest.expert_layers:
+            stride = kinds[layer.kind].cost_bytes
+            for expert_idx in range(layer.num_experts):
+                kind = kinds[layer.kind]
+                offset = expert_idx * stride
+                experts.append(Expert(len(experts), layer.layer_idx, expert_idx, kind, layer.kind, offset))
+            if layer.shared_kind is not None:
+                kind = kinds[layer.shared_kind]
+                offset = layer.num_experts * stride
+                experts.append(Expert(len(experts), layer.layer_idx, None, kind, layer.shared_kind, offset))
+        return experts
+
     def layer(self, layer_idx: int) -> ExpertLayer:
         return self._layers[layer_idx]
-
-    def kind(self, ref: ExpertRef) -> ExpertKind:
-        layer = self._layers[ref.layer_idx]
-        index = layer.kind if ref.expert_idx is not None else layer.shared_kind
-        if index is None:
-            raise BundleError(f"layer {ref.layer_idx} has no shared expert")
-        return self.manifest.expert_kinds[index]
-
-    def offset_bytes(self, ref: ExpertRef) -> int:
-        """Where an expert starts in its layer's pack: a multiple of 4096."""
-        layer = self._layers[ref.layer_idx]
-        place = layer.num_experts if ref.expert_idx is None else ref.expert_idx
-        return place * self.manifest.expert_kinds[layer.kind].cost_bytes
 
     def pack_file(self, layer_idx: int) -> Path:
         return self.directory / self._layers[layer_idx].pack
 
-    def model_file(self, ref: ExpertRef) -> Path:
-        """An expert's own .onnx, beside its pack."""
-        name = "shared.onnx" if ref.expert_idx is None else f"expert_{ref.expert_idx:03d}.onnx"
-        return self.pack_file(ref.layer_idx).parent / name
-
-    def experts(self) -> list[ExpertRef]:
-        """Every expert, layer by layer, a shared one first."""
-        refs = []
-        for layer in self.manifest.expert_layers:
-            if layer.shared_kind is not None:
-                refs.append(ExpertRef(layer.layer_idx, None))
-            refs += [ExpertRef(layer.layer_idx, expert_idx) for expert_idx in range(layer.num_experts)]
-        return refs
+    def model_file(self, expert: Expert) -> Path:
+        """An expert's own .onnx."""
+        name = "shared.onnx" if expert.expert_idx is None else f"expert_{expert.expert_idx:03d}.onnx"
+        return self.pack_file(expert.layer_idx).parent / name
 
     def pack_bytes(self, layer: ExpertLayer) -> int:
         kinds = self.manifest.expert_kinds
@@ -178,5 +185,9 @@ def read_checksums(path: Path) -> dict[str, tuple[int, str]]:
     for name, entry in document["files"].items():
         if not isinstance(entry, dict) or set(entry) != {"size_bytes", "sha256"}:
             raise BundleError(f"{path}: {name}: expected size_bytes and sha256")
+        try:
+            check_path(name)
+        except ValueError as error:
+            raise BundleError(f"{path}: {error}") from None
         entries[name] = (entry["size_bytes"], entry["sha256"])
     return entries

@@ -25,14 +25,15 @@ Dtype = Literal["float32", "int64", "int32", "bool", "uint8"]
 Target = Literal["desktop", "android", "ios"]
 
 
-def _inside(path: str) -> str:
+def check_path(path: str) -> str:
+    """A path as the bundle's files are named; ValueError where it could leave the bundle."""
     pure = PurePosixPath(path)
     if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path or ":" in path:
         raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
     return path
 
 
-BundlePath = Annotated[str, AfterValidator(_inside)]
+BundlePath = Annotated[str, AfterValidator(check_path)]
 Count = Annotated[int, Field(ge=1)]
 Offset = Annotated[int, Field(ge=0)]
 

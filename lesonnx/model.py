@@ -6,7 +6,7 @@ It wires the other modules together and does none of their work.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,11 +15,26 @@ from lesonnx import ort
 from lesonnx.bundle import Bundle
 from lesonnx.chat import ChatTemplate
 from lesonnx.engines import make_engine
-from lesonnx.errors import InputError
+from lesonnx.errors import BudgetError, InputError
+from lesonnx.eviction import POLICIES
 from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
+from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.runner import Runner
-from lesonnx.schedules import SCHEDULES, Telemetry, make_schedule
+from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
+
+# Reads under way at once.
+DEFAULT_LOADERS = 4
+
+
+# Schedule -> what it sets, and how many threads read.
+SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {
+    "on-demand": (ON_DEMAND, 1),
+    "cache": (SchedulerConfig(policy="lru", compute_first=False, lookahead=False), DEFAULT_LOADERS),
+    "les": (SchedulerConfig(), DEFAULT_LOADERS),
+    "resident": (SchedulerConfig(resident=True, lookahead=False), DEFAULT_LOADERS),
+}
 
 
 @dataclass(frozen=True)
@@ -30,11 +45,16 @@ class LoadOptions:
     get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
     """
 
-    schedule: str = "on-demand"
+    schedule: str = "les"
     engine: str = "auto"
+    num_loaders: int | None = None
+    policy: str | None = None
+    compute_first: bool | None = None
+    lookahead: bool | None = None
     expert_budget_bytes: int | None = None
     memory_budget_bytes: int | None = None
     prefill_chunk_tokens: int | None = None
+    timeline: Timeline | None = None
     num_threads: int | None = None
 
 
@@ -68,7 +88,7 @@ class Model:
     @property
     def telemetry(self) -> Telemetry:
         """Loads, bytes and times since the bundle was loaded."""
-        return self.runner.schedule.telemetry
+        return self.runner.loader.telemetry
 
     def encode(self, prompt: str | Sequence[int], add_special_tokens: bool = True) -> list[int]:
         """A prompt's token ids; InputError where it is text and the bundle has no tokenizer."""
@@ -108,8 +128,25 @@ class Model:
         self.close()
 
 
-def _expert_budget(bundle: Bundle, options: LoadOptions) -> int:
-    return bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
+def scheduler_config(options: LoadOptions) -> tuple[SchedulerConfig, int]:
+    """A schedule's settings with the user's changes, and the number of threads that read; InputError for a bad one."""
+    if options.schedule not in SCHEDULES:
+        raise InputError(f"schedule {options.schedule!r} is not one of {', '.join(SCHEDULES)}")
+    config, num_loaders = SCHEDULES[options.schedule]
+    if options.policy is not None and options.policy not in POLICIES:
+        raise InputError(f"policy {options.policy!r} is not one of {', '.join(POLICIES)}")
+    num_loaders = options.num_loaders or num_loaders
+    chosen = {"policy": options.policy, "compute_first": options.compute_first, "lookahead": options.lookahead}
+    changes: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    return replace(config, max_loads=num_loaders, **changes), num_loaders
+
+
+def check_budget(bundle: Bundle, expert_budget_bytes: int, config: SchedulerConfig) -> None:
+    """BudgetError under what the schedule needs: one layer's experts of a token, or everything for ``resident``."""
+    least = bundle.expert_bytes if config.resident else bundle.least_budget_bytes
+    if expert_budget_bytes < least:
+        what = "schedule resident keeps all experts," if config.resident else "this bundle needs at least"
+        raise BudgetError(f"the expert budget is {expert_budget_bytes:,} bytes; {what} {least:,}")
 
 
 def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **changes: Any) -> Model:
@@ -119,8 +156,6 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     """
     options = options or LoadOptions(**changes)
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
-    if options.schedule not in SCHEDULES:
-        raise InputError(f"schedule {options.schedule!r} is not one of {', '.join(SCHEDULES)}")
     if options.prefill_chunk_tokens is not None and options.prefill_chunk_tokens < 1:
         raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
     if options.num_threads is not None and options.num_threads < 1:
@@ -131,14 +166,15 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
     template = ChatTemplate.load(bundle.directory / "tokenizer") if files else None
 
+    config, num_loaders = scheduler_config(options)
+    budget = bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
+    check_budget(bundle, budget, config)
     engine = make_engine(options.engine, bundle)
-    schedule = make_schedule(options.schedule, bundle, engine, _expert_budget(bundle, options))
-    schedule.pressure(schedule.expert_budget_bytes)
-    runner = Runner(bundle, schedule, options.prefill_chunk_tokens)
+    loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
+    runner = Runner(bundle, loader, options.prefill_chunk_tokens)
     try:
         if options.memory_budget_bytes is not None:
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
-        schedule.start()
     except BaseException:
         runner.close()
         raise

@@ -8,22 +8,36 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx import memory, ort
-from lesonnx.bundle import Bundle, ExpertRef
-from lesonnx.engines import ExpertJob
+from lesonnx.bundle import Bundle
+from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
+from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
-from lesonnx.schedules import LayerRequest, Schedule, jobs_of
 from lesonnx.states import LayerStates
+from lesonnx.timeline import DENSE
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
 SPARE_BYTES = 48 << 20
+
+
+class Routing(Protocol):
+    """Replaces what the routers say; see ``bench.routing``."""
+
+    def begin_step(self, num_rows: int) -> None:
+        """A step of that many rows begins."""
+
+    def ids(self, place: int) -> NDArray[np.int64]:
+        """The experts of MoE layer number ``place``: [T,k]."""
+
+    def scores(self, place: int) -> NDArray[np.float32]:
+        """A prediction for MoE layer number ``place``: [T,E]."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class _StepBuffers:
         self.router_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.expert_out = ort.empty_aligned((num_rows, slots, hidden), np.float32)
         self.shared_out = ort.empty_aligned((num_rows, hidden), np.float32)
+        self.ready = ort.empty_aligned((num_rows, slots), np.bool_)
+        self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.bindings: dict[str, ort.Binding] = {}
 
     @staticmethod
@@ -77,28 +93,35 @@ class _StepBuffers:
 
 
 class Runner:
-    """Runs a bundle for one sequence. Not thread-safe; close it to free sessions and experts."""
+    """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
-    def __init__(self, bundle: Bundle, schedule: Schedule, prefill_chunk_tokens: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, loader: ExpertLoader, prefill_chunk_tokens: int | None = None) -> None:
         self.bundle = bundle
-        self.schedule = schedule
+        self.loader = loader
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
         self.token_ids: list[int] = []
+        # A benchmark's: experts and predictions come from there instead of from the model's own routers.
+        self.routing: Routing | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True)
         self._sessions = {
             part.name: ort.open_session(bundle.part_file(part), options)
             for part in bundle.manifest.parts
-            if part.role != "lookahead"
+            if part.role != "lookahead" or loader.uses_lookahead
         }
         self._segments = [part for part in bundle.manifest.parts if part.role == "segment"]
+        # By the number of the MoE layer before, which they look from.
+        self._lookaheads = [
+            bundle.manifest.part("lookahead", part.layer_idx).name
+            for part in (self._segments[1:] if loader.uses_lookahead else [])
+        ]
         self._head = bundle.manifest.part("head")
         self._buffers: dict[int, _StepBuffers] = {}
 
     def close(self) -> None:
         """Free sessions, states and experts."""
-        self.schedule.close()
+        self.loader.close()
         self._buffers.clear()
         self._sessions.clear()
         self.states = LayerStates(self.bundle.manifest)
@@ -139,6 +162,7 @@ class Runner:
             return
         bound = self._memory
         left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        left = int(left / self.loader.engine.memory_per_byte)
         if left < self.bundle.least_budget_bytes:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
@@ -147,7 +171,7 @@ class Runner:
                 f" {self.bundle.least_budget_bytes:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
-        self.schedule.pressure(min(left, wanted))
+        self.loader.pressure(min(left, wanted))
 
     def prefill(self, token_ids: Sequence[int], all_logits: bool = False) -> Logits:
         """Append tokens in chunks; gives logits [V] of the last, or of all [n,V]. ContextError before any work."""
@@ -178,21 +202,22 @@ class Runner:
         buffers = self._buffers_for(num_rows)
         self._fill(buffers, token_ids)
         self.states.begin(num_rows)
+        self.loader.begin_step(num_rows)
+        if self.routing is not None:
+            self.routing.begin_step(num_rows)
+        telemetry = self.loader.telemetry
         began = time.perf_counter()
         self._run(buffers, "embed")
-        for part in self._segments:
+        for place, part in enumerate(self._segments):
             self._run(buffers, part.name)
-            self._finish_dense(began)
-            self.schedule.run_layer(self._request(buffers, part, num_rows))
+            telemetry.dense_ms += (time.perf_counter() - began) * 1e3
+            self.loader.run_layer(place, self._work(buffers, place), self._lookahead(buffers, place))
             began = time.perf_counter()
         logits = self._logits(buffers, logit_rows)
-        self._finish_dense(began)
+        telemetry.dense_ms += (time.perf_counter() - began) * 1e3
         self.states.commit(num_rows)
         self.token_ids += token_ids
         return logits
-
-    def _finish_dense(self, began: float) -> None:
-        self.schedule.telemetry.dense_ms += (time.perf_counter() - began) * 1e3
 
     def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
         ids = np.asarray(token_ids, np.int64)
@@ -204,20 +229,27 @@ class Runner:
         buffers.input_ids[0] = ids
         buffers.position_ids[0] = np.arange(self.num_tokens, self.num_tokens + len(ids))
 
-    def _request(self, buffers: _StepBuffers, part: Part, num_rows: int) -> LayerRequest:
-        layer_idx = int(part.layer_idx or 0)
-        layer = self.bundle.layer(layer_idx)
-        shared = None
-        if layer.shared_kind is not None:
-            shared = ExpertJob(ExpertRef(layer_idx, None), np.arange(num_rows, dtype=np.int64))
-        return LayerRequest(
-            layer_idx,
-            jobs_of(layer_idx, buffers.topk_ids),
-            shared,
-            buffers.moe_input,
-            buffers.expert_out,
-            buffers.shared_out,
-        )
+    def _work(self, buffers: _StepBuffers, place: int) -> LayerWork:
+        """What the router of MoE layer number ``place`` asks for."""
+        first = self.loader.scheduler.first[place]
+        if self.routing is not None:
+            buffers.topk_ids[...] = self.routing.ids(place)
+        return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
+
+    def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
+        """The prediction of the MoE layer after number ``place``; None where there is none, or nobody asks."""
+        if not self.loader.uses_lookahead or place + 1 == len(self._segments):
+            return None
+        name = self._lookaheads[place]
+        # What an earlier layer left there must not count as this layer's.
+        buffers.shared_out.fill(0)
+
+        def scores(ready: NDArray[np.bool_]) -> NDArray[np.float32]:
+            buffers.ready[...] = ready
+            self._run(buffers, name)
+            return buffers.lookahead_scores if self.routing is None else self.routing.scores(place + 1)
+
+        return scores
 
     def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
         """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
@@ -245,11 +277,21 @@ class Runner:
     def _run(self, buffers: _StepBuffers, name: str) -> None:
         if name not in buffers.bindings:
             buffers.bindings[name] = self._bind(buffers, name)
+        timeline = self.loader.timeline
+        began = time.perf_counter() if timeline else 0.0
         buffers.bindings[name].run()
+        if timeline and name not in self._lookaheads:
+            timeline.span(DENSE, name, began, time.perf_counter())
 
     def _bind(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+        session = self._sessions[name]
         if name == "embed":
-            return ort.Binding(self._sessions[name], {"input_ids": buffers.input_ids}, {"hidden": buffers.hidden})
+            return ort.Binding(session, {"input_ids": buffers.input_ids}, {"hidden": buffers.hidden})
+        if name in self._lookaheads:
+            place = self._lookaheads.index(name)
+            part = self.bundle.manifest.part("lookahead", self._segments[place + 1].layer_idx)
+            inputs = self._inputs(buffers, part, place + 1)
+            return ort.Binding(session, inputs, {"scores": buffers.lookahead_scores})
         place = next(index for index, part in enumerate(self._segments) if part.name == name)
         part = self._segments[place]
         out = buffers.streams[place % 2]
@@ -262,9 +304,7 @@ class Runner:
         }
         if any(value.name == "shared_weights_out" for value in part.outputs):
             outputs["shared_weights_out"] = out.shared_weights
-        return ort.Binding(
-            self._sessions[name], self._inputs(buffers, part, place), outputs | self._state_outputs(part)
-        )
+        return ort.Binding(session, self._inputs(buffers, part, place), outputs | self._state_outputs(part))
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it."""
@@ -276,6 +316,7 @@ class Runner:
             "shared_weights": before.shared_weights,
             "expert_out": buffers.expert_out,
             "shared_out": buffers.shared_out,
+            "ready": buffers.ready,
             "position_ids": buffers.position_ids,
             "seqlens_k": self.states.seqlens_k,
             "total_sequence_length": self.states.total_sequence_length,

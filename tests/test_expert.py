@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lesonnx.bundle import Bundle, ExpertRef
+from lesonnx.bundle import Bundle
 from lesonnx.manifest import MATRIX_NAMES, PAGE_BYTES, TENSOR_ALIGNMENT_BYTES, ExpertKind
 from lesonnx_export.expert import PACK_NAME, ExpertModel, ExpertShape, expert_bytes, make_kind
 from lesonnx_export.quantize import dequantize, quantize
@@ -136,15 +136,14 @@ def test_every_expert_of_a_bundle_is_a_model_of_its_own(bundle_of: BundleFactory
     config, tensors = read_config(name), read_tensors(name)
     block, matrices = ("block_sparse_moe", ("w1", "w3", "w2")) if name == "mixtral" else ("mlp", MATRIX_NAMES)
     x = np.random.default_rng(3).standard_normal((4, config["hidden_size"])).astype(np.float32)
-    refs = bundle.experts()
-    assert len({bundle.model_file(ref) for ref in refs}) == len(refs)
-    for ref in refs:
-        path = str(bundle.model_file(ref))
+    assert len({bundle.model_file(expert) for expert in bundle.experts}) == len(bundle.experts)
+    for expert in bundle.experts:
+        path = str(bundle.model_file(expert))
         onnx.checker.check_model(path)
         got = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-        place = f"experts.{ref.expert_idx}" if ref.expert_idx is not None else "shared_expert"
+        place = "shared_expert" if expert.expert_idx is None else f"experts.{expert.expert_idx}"
         weights = [
-            tensors[f"model.layers.{ref.layer_idx}.{block}.{place}.{matrix}.weight"].astype(np.float64)
+            tensors[f"model.layers.{expert.layer_idx}.{block}.{place}.{matrix}.weight"].astype(np.float64)
             for matrix in matrices
         ]
         expected = swiglu(x.astype(np.float64), *weights)
@@ -153,7 +152,7 @@ def test_every_expert_of_a_bundle_is_a_model_of_its_own(bundle_of: BundleFactory
 
 def test_an_expert_needs_nothing_but_its_model_and_its_pack(bundle_of: BundleFactory, tmp_path: Path) -> None:
     bundle = Bundle(bundle_of("qwen3_moe", bits=4))
-    model = bundle.model_file(ExpertRef(1, 5))
+    model = bundle.model_file(bundle.experts[-5])
     for path in (model, model.parent / PACK_NAME):
         shutil.copy(path, tmp_path / path.name)
     x = np.ones((1, 64), np.float32)
@@ -167,13 +166,12 @@ def test_pack_is_float32_rows_of_the_checkpoint(bundle_of: BundleFactory, name: 
     """A float bundle is an exact copy: [N,K] float32, where the kind says."""
     bundle = Bundle(bundle_of(name))
     tensors = read_tensors(name)
-    for ref in bundle.experts():
-        kind, offset = bundle.kind(ref), bundle.offset_bytes(ref)
-        pack = np.fromfile(bundle.pack_file(ref.layer_idx), np.uint8)
-        assert offset % PAGE_BYTES == 0
-        place = f"experts.{ref.expert_idx}" if ref.expert_idx is not None else "shared_expert"
-        for matrix_name, matrix in kind.matrices.items():
-            start = offset + matrix.weight_offset_bytes
+    for expert in bundle.experts:
+        pack = np.fromfile(bundle.pack_file(expert.layer_idx), np.uint8)
+        assert expert.offset_bytes % PAGE_BYTES == 0
+        place = "shared_expert" if expert.expert_idx is None else f"experts.{expert.expert_idx}"
+        for matrix_name, matrix in expert.kind.matrices.items():
+            start = expert.offset_bytes + matrix.weight_offset_bytes
             stored = pack[start : start + matrix.weight_bytes].view(np.float32).reshape(matrix.rows, matrix.columns)
-            original = tensors[f"model.layers.{ref.layer_idx}.mlp.{place}.{matrix_name}.weight"]
+            original = tensors[f"model.layers.{expert.layer_idx}.mlp.{place}.{matrix_name}.weight"]
             assert np.array_equal(stored, original.astype(np.float32))

@@ -34,7 +34,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.engines import ENGINES
 from lesonnx.errors import InputError
 from lesonnx.generate import GenerationOptions
-from lesonnx.schedules import SCHEDULES
+from lesonnx.model import SCHEDULES
 
 TOLERANCE = 1e-3  # of the fixtures' README; most logits are within 1e-4
 ENGINES_HERE = [name for name in ENGINES if name != "auto"]
@@ -46,7 +46,7 @@ def load(bundle: Path, **options: Any) -> lesonnx.Model:
     try:
         return lesonnx.load(bundle, **options)
     except InputError as error:
-        if options.get("engine") == "kernel" and "kernel" in str(error) and "built" in str(error):
+        if "library is not built" in str(error):
             pytest.skip(str(error))
         raise
 

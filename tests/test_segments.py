@@ -16,7 +16,7 @@ from conftest import BundleFactory
 from forward import Forward
 from numpy.typing import NDArray
 
-from lesonnx.bundle import Bundle, ExpertRef
+from lesonnx.bundle import Bundle
 from lesonnx.manifest import Part
 
 Values = dict[str, NDArray[Any]]
@@ -83,13 +83,18 @@ class PlainHost:
         out = np.empty((*ids.shape, hidden.shape[1]), np.float32)
         for expert_idx in np.unique(ids):
             tokens, slots = np.nonzero(ids == expert_idx)
-            path = self.bundle.model_file(ExpertRef(layer_idx, int(expert_idx)))
+            path = self.expert_file(layer_idx, int(expert_idx))
             out[tokens, slots] = self.session(path).run(None, {"x": hidden[tokens]})[0]
         values: Values = {"expert_out": out}
         if self.bundle.layer(layer_idx).shared_kind is not None:
-            path = self.bundle.model_file(ExpertRef(layer_idx, None))
+            path = self.expert_file(layer_idx, None)
             values["shared_out"] = self.session(path).run(None, {"x": hidden})[0]
         return values
+
+    def expert_file(self, layer_idx: int, expert_idx: int | None) -> Path:
+        wanted = (layer_idx, expert_idx)
+        expert = next(e for e in self.bundle.experts if (e.layer_idx, e.expert_idx) == wanted)
+        return self.bundle.model_file(expert)
 
     def lookahead(self, layer_idx: int, stream: Values, ready: NDArray[np.bool_]) -> NDArray[Any]:
         scores: NDArray[Any] = self.run_part(self.bundle.manifest.part("lookahead", layer_idx), stream | {"ready": ready})[

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -44,17 +48,40 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
             answer = ""
             try:
                 generation = model.chat(asked, options)
-                for token in generation:
-                    answer += token.text
-                    print(token.text, end="", flush=True)
-            except KeyboardInterrupt:
-                print(" [stopped]", end="")
+                with stop_on_interrupt() as stopped:
+                    for token in generation:
+                        answer += token.text
+                        print(token.text, end="", flush=True)
+                        if stopped:
+                            print(" [stopped]", end="")
+                            break
             except ContextError as error:
                 print(f"error: {error}; /reset begins anew", file=sys.stderr)
                 continue
             print()
             print(summary(model, generation.report), file=sys.stderr)
             messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[list[int]]:
+    """Ctrl-C between two tokens: the list is no longer empty after the first, the second interrupts as usual.
+
+    An interrupt in the middle of a step would leave experts half loaded.
+    """
+    received: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _ask() -> str | None:

@@ -48,7 +48,7 @@ def demo(into: Path, max_tokens: int) -> None:
     )
     with load(bundle, expert_budget_bytes=budget) as model:
         for prompt in PROMPTS:
-            model.telemetry.reset()
+            model.runner.loader.reset_telemetry()
             console.print(f"\n[bold green]{prompt}[/bold green]", end="")
             generation = model.generate(prompt, GenerationOptions(max_new_tokens=max_tokens))
             for token in generation:

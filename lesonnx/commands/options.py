@@ -46,14 +46,20 @@ load_options = apply(
     [
         click.option(
             "--schedule",
-            type=click.Choice(["on-demand", "resident"]),
-            default="on-demand",
+            type=click.Choice(["les", "cache", "on-demand", "resident"]),
+            default="les",
             show_default=True,
             help="How experts get into memory.",
         ),
+        click.option("--loaders", type=click.IntRange(1, 64), help="Reads at once.  [default: the schedule's]"),
+        click.option(
+            "--policy", type=click.Choice(["les", "lru", "lfu"]), help="What is evicted.  [default: the schedule's]"
+        ),
+        click.option("--compute-first/--no-compute-first", default=None, help="Compute what is there, then wait."),
+        click.option("--lookahead/--no-lookahead", default=None, help="Predict and prefetch the next layer's experts."),
         click.option(
             "--engine",
-            type=click.Choice(["auto", "session"]),
+            type=click.Choice(["auto", "kernel", "session"]),
             default="auto",
             show_default=True,
             help="What computes an expert.",
@@ -88,6 +94,10 @@ def make_load_options(values: dict[str, Any]) -> Any:
     return LoadOptions(
         schedule=values.pop("schedule"),
         engine=values.pop("engine"),
+        num_loaders=values.pop("loaders"),
+        policy=values.pop("policy"),
+        compute_first=values.pop("compute_first"),
+        lookahead=values.pop("lookahead"),
         expert_budget_bytes=values.pop("expert_budget"),
         memory_budget_bytes=values.pop("memory_budget"),
         prefill_chunk_tokens=values.pop("prefill_chunk"),

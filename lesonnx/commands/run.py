@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from lesonnx.commands.options import BUNDLE, load_options, make_generation_options, make_load_options, sampling_options
 from lesonnx.errors import InputError
 from lesonnx.memory import format_bytes, peak_bytes
+from lesonnx.timeline import Timeline
 
 if TYPE_CHECKING:
     from lesonnx.generate import GenerationReport
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 @sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @load_options
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline that Perfetto opens to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
 def run(
     bundle: Path,
@@ -33,6 +36,7 @@ def run(
     prompt_file: Path | None,
     prompt_ids: str | None,
     ignore_eos: bool,
+    trace: Path | None,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -41,18 +45,21 @@ def run(
 
     source = _prompt(prompt, prompt_file, prompt_ids)
     generation_options = make_generation_options(values, ignore_eos=ignore_eos)
-    with load(bundle, make_load_options(values)) as model:
+    timeline = Timeline() if trace else None
+    with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
         for note in model.notes:
             print(f"note: {note}", file=sys.stderr)
         generation = model.generate(source, generation_options)
         if as_json:
             text = generation.text()
             print(json.dumps(describe(model, generation.report, text)))
-            return
-        for token in generation:
-            print(token.text, end="", flush=True)
-        print()
-        print(summary(model, generation.report), file=sys.stderr)
+        else:
+            for token in generation:
+                print(token.text, end="", flush=True)
+            print()
+            print(summary(model, generation.report), file=sys.stderr)
+        if timeline and trace:
+            timeline.save(trace)
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None, prompt_ids: str | None) -> str | list[int]:
@@ -82,17 +89,12 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "prefill_ms": round(report.prefill_ms, 3),
         "decode_ms": round(report.decode_ms, 3),
         "tokens_per_s": round(report.tokens_per_s, 3),
-        "dense_ms": round(telemetry.dense_ms, 3),
-        "expert_ms": round(telemetry.expert_ms, 3),
-        "load_ms": round(telemetry.load_ms, 3),
-        "loads": telemetry.loads,
-        "hits": telemetry.hits,
-        "read_bytes": telemetry.read_bytes,
+        **{name: round(value, 3) for name, value in asdict(telemetry).items()},
         "peak_memory_bytes": peak_bytes(),
         "expert_bytes": model.bundle.expert_bytes,
         "schedule": model.options.schedule,
         "engine": model.engine_name,
-        "expert_budget_bytes": model.runner.schedule.expert_budget_bytes,
+        "expert_budget_bytes": model.runner.loader.expert_budget_bytes,
     }
 
 
@@ -103,5 +105,5 @@ def summary(model: Model, report: GenerationReport) -> str:
         f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
         f" read; experts {format_bytes(model.bundle.expert_bytes)},"
-        f" budget {format_bytes(model.runner.schedule.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
+        f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
     )

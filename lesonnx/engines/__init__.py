@@ -1,4 +1,4 @@
-"""Expert engines: how an expert gets into memory and is computed. Schedules and runners know only this interface."""
+"""Expert engines: how an expert gets into memory and is computed. Loader and runner know only this interface."""
 
 from __future__ import annotations
 
@@ -8,52 +8,95 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lesonnx.bundle import Bundle, ExpertRef
+from lesonnx.bundle import Bundle, Expert
 from lesonnx.errors import InputError
 
-ENGINES = ("auto", "session")
-
+ENGINES = ("auto", "kernel", "session")
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertJob:
-    """An expert and the rows of the step that want it.
+@dataclass(slots=True)
+class LayerWork:
+    """What a layer's router asked for in one step of T rows.
 
-    ``rows`` int64 [n] are flat places ``token * slots + slot`` of the output; slots is k for routed experts, 1 for a
-    shared one.
+    ``topk_ids`` int64 [T,k]; ``hidden`` [T,H] is what experts read; a routed expert writes its rows of ``expert_out``
+    [T,k,H], the shared one ``shared_out`` [T,H]. ``rows`` gives a routed expert's flat places ``t * k + slot``.
     """
 
-    ref: ExpertRef
-    rows: Rows
+    first: int
+    topk_ids: NDArray[np.int64]
+    hidden: NDArray[np.float32]
+    expert_out: NDArray[np.float32]
+    shared_out: NDArray[np.float32]
+    rows: dict[int, Rows]
+
+    @classmethod
+    def make(
+        cls,
+        first: int,
+        topk_ids: NDArray[np.int64],
+        hidden: NDArray[np.float32],
+        expert_out: NDArray[np.float32],
+        shared_out: NDArray[np.float32],
+    ) -> LayerWork:
+        """Group the flat places by expert; ``first`` is the number of the layer's first expert."""
+        flat = topk_ids.reshape(-1)
+        if len(topk_ids) == 1:
+            rows = {first + expert_idx: _SINGLE[slot] for slot, expert_idx in enumerate(flat.tolist())}
+        else:
+            order = np.argsort(flat, kind="stable")
+            experts, starts = np.unique(flat[order], return_index=True)
+            pieces = np.split(order, starts[1:])
+            rows = dict(zip((experts + first).tolist(), pieces, strict=True))
+        return cls(first, topk_ids, hidden, expert_out, shared_out, rows)
+
+
+# One row's places, each as an array: made once, since decode needs them for every expert of every token.
+_SINGLE = [np.array([slot], np.int64) for slot in range(256)]
 
 
 class ExpertEngine(Protocol):
-    """Loads, computes and evicts experts. ``load`` may run in several threads at once, the rest in one.
-
-    A loaded expert costs ``cost_bytes`` of the cache until it is evicted.
-    """
+    """Loads, computes and evicts experts. ``load`` may run in several threads at once, the rest in one."""
 
     name: str
+    # Why this engine was taken, where that is worth a line to the user.
     notes: list[str]
+    # Memory that a byte of experts takes, for a budget of the whole process.
+    memory_per_byte: float
 
-    def load(self, ref: ExpertRef) -> int:
-        """Bring an expert into memory; gives the bytes read. OSError or BundleError where that fails."""
+    def resize(self, slab_bytes: list[int]) -> None:
+        """The cache's slabs by number; a slab that shrinks gives its end back to the system."""
 
-    def compute(self, jobs: list[ExpertJob], hidden: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        """Compute loaded experts of one layer: hidden [T,H], each job's rows of out [T,slots,H] are written."""
+    def load(self, expert: Expert, slab: int, offset_bytes: int) -> int:
+        """Bring an expert to its place in the cache; gives the bytes read. OSError or LesonnxError where that fails."""
 
-    def evict(self, ref: ExpertRef) -> None:
-        """Forget a loaded expert."""
+    def compute(self, experts: list[Expert], work: LayerWork) -> None:
+        """Compute loaded experts of one layer."""
+
+    def evict(self, expert: Expert) -> None:
+        """Forget a loaded expert: its place may be taken."""
 
     def close(self) -> None:
         """Forget all."""
 
 
 def make_engine(name: str, bundle: Bundle) -> ExpertEngine:
-    """The engine of that name: ``session`` (plain ONNX Runtime), or ``auto``, the fastest that works here."""
+    """The engine of that name: ``kernel``, ``session`` (plain ONNX Runtime), or ``auto``, the fastest that works here.
+
+    InputError for another name, or for ``kernel`` where its library is not built.
+    """
+    from lesonnx.engines.kernel import KernelEngine, why_not
     from lesonnx.engines.session import SessionEngine
 
     if name not in ENGINES:
         raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
-    return SessionEngine(bundle)
+    if name == "session":
+        return SessionEngine(bundle)
+    reason = why_not(bundle)
+    if reason is None:
+        return KernelEngine(bundle)
+    if name == "kernel":
+        raise InputError(f"engine kernel cannot be used: {reason}")
+    engine = SessionEngine(bundle)
+    engine.notes.append(f"engine session is used, since the faster kernel cannot be: {reason}")
+    return engine

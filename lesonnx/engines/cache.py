@@ -5,6 +5,7 @@ It knows bytes and offsets; which expert lies where is decided elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -18,22 +19,25 @@ from lesonnx.manifest import PAGE_BYTES
 
 
 class Slab:
-    """Anonymous memory on a page boundary, given to the process only where it is written. Any thread may fill a range."""
+    """Anonymous memory on a page boundary, given to the process only where it is written.
+
+    Any thread may fill a range; whoever allots ranges sees to it that nobody else uses it.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._map = mmap.mmap(-1, num_bytes)
+        self._kept_bytes = num_bytes
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones do
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without huge pages: ordinary ones do
-                pass
         self.view = memoryview(self._map)
         self.array: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
-    def give_back(self, offset_bytes: int, num_bytes: int) -> None:
-        """Return a range's memory to the system; its contents are gone."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, offset_bytes, num_bytes)
+    def keep(self, num_bytes: int) -> None:
+        """Use only the beginning from here on: what lies behind it goes back to the system, its contents are gone."""
+        if num_bytes < self._kept_bytes and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, num_bytes, self._kept_bytes - num_bytes)
+        self._kept_bytes = num_bytes
 
 
 class PackFile:
@@ -69,7 +73,7 @@ class PackFile:
         return self._direct
 
     def read_into(self, target: memoryview, offset_bytes: int) -> None:
-        """Fill ``target`` (page-aligned, whole pages) from a page-aligned offset; LoadError where the file ends early."""
+        """Fill ``target`` (whole aligned pages) from an aligned offset; LoadError where the file ends early."""
         done = 0
         while done < len(target):
             try:

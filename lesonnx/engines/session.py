@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lesonnx import ort
-from lesonnx.bundle import Bundle, ExpertRef
-from lesonnx.engines import ExpertJob
-from lesonnx.errors import BundleError
+from lesonnx.bundle import Bundle, Expert
+from lesonnx.engines import LayerWork
+from lesonnx.errors import LoadError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -26,46 +23,56 @@ class SessionEngine:
     """Experts as ONNX Runtime sessions. ``load`` is thread-safe, the rest belongs to one thread."""
 
     name = "session"
+    # Measured: packed copies, their allocator's rounding, and what a session needs beside its weights.
+    memory_per_byte = 1.8
 
     def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
         self.notes: list[str] = []
+        self._bundle = bundle
         # Experts are a handful of nodes: optimising a graph costs more than it brings.
         self._options = ort.session_options(optimise=False)
-        self._sessions: dict[ExpertRef, onnxruntime.InferenceSession] = {}
+        self._sessions: dict[int, onnxruntime.InferenceSession] = {}
 
-    def load(self, ref: ExpertRef) -> int:
-        offset, length = self._bundle.offset_bytes(ref), self._bundle.kind(ref).cost_bytes
-        descriptor = os.open(self._bundle.pack_file(ref.layer_idx), os.O_RDONLY)
+    def resize(self, slab_bytes: list[int]) -> None:
+        """Sessions lie where ONNX Runtime puts them."""
+
+    def load(self, expert: Expert, slab: int, offset_bytes: int) -> int:
+        descriptor = os.open(self._bundle.pack_file(expert.layer_idx), os.O_RDONLY)
         try:
             # A plain read first: faulting a mapping in page by page is far slower than one sequential read.
-            self._read(descriptor, offset, length, ref)
-            self._sessions[ref] = ort.open_session(self._bundle.model_file(ref), self._options)
+            self._read(descriptor, expert)
+            self._sessions[expert.number] = ort.open_session(self._bundle.model_file(expert), self._options)
             # The session has its own packed copy: do not keep a second one in the page cache.
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(descriptor, expert.offset_bytes, expert.cost_bytes, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-        return length
+        return expert.cost_bytes
 
     @staticmethod
-    def _read(descriptor: int, offset: int, length: int, ref: ExpertRef) -> None:
-        end = offset + length
+    def _read(descriptor: int, expert: Expert) -> None:
+        offset, end = expert.offset_bytes, expert.offset_bytes + expert.cost_bytes
         while offset < end:
             block = os.pread(descriptor, min(READ_BYTES, end - offset), offset)
             if not block:
-                raise BundleError(f"{ref}: the pack ends at byte {offset:,}, expected {end:,}")
+                raise LoadError(f"{expert}: the pack ends at byte {offset:,}, expected {end:,}")
             offset += len(block)
 
-    def compute(self, jobs: list[ExpertJob], hidden: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-        slots = out.shape[1]
-        flat = out.reshape(-1, out.shape[2])
-        for job in jobs:
-            x = hidden[job.rows // slots] if len(hidden) > 1 else hidden
-            flat[job.rows] = self._sessions[job.ref].run(None, {"x": x})[0]
+    def compute(self, experts: list[Expert], work: LayerWork) -> None:
+        hidden = work.hidden
+        slots = work.expert_out.shape[1]
+        flat = work.expert_out.reshape(-1, work.expert_out.shape[2])
+        for expert in experts:
+            session = self._sessions[expert.number]
+            if expert.expert_idx is None:
+                work.shared_out[...] = session.run(None, {"x": hidden})[0]
+                continue
+            rows = work.rows[expert.number]
+            x = hidden[rows // slots] if len(hidden) > 1 else hidden
+            flat[rows] = session.run(None, {"x": x})[0]
 
-    def evict(self, ref: ExpertRef) -> None:
-        del self._sessions[ref]
+    def evict(self, expert: Expert) -> None:
+        del self._sessions[expert.number]
 
     def close(self) -> None:
         self._sessions.clear()

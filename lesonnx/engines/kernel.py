@@ -1,0 +1,154 @@
+"""The ``kernel`` engine: experts computed by the operator ``lesonnx::Experts`` straight from the bytes of the pack.
+
+The cache is a few slabs; a load is one direct read to its place and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from lesonnx import native, ort
+from lesonnx.bundle import Bundle, Expert
+from lesonnx.engines import LayerWork, Rows
+from lesonnx.engines.cache import PackFile, Slab
+from lesonnx.errors import BundleError
+
+# Bindings of decode steps that are kept, by what they are bound to.
+MAX_BINDINGS = 256
+
+
+def why_not(bundle: Bundle) -> str | None:
+    """Why the kernel cannot be used for a bundle here; None where it can."""
+    if native.library_path() is None:
+        return "its library is not built (install a C compiler and install lesonnx again)"
+    if any(kind.stage is None for kind in bundle.manifest.expert_kinds):
+        return "the bundle has no stages (export it again)"
+    return None
+
+
+class KernelEngine:
+    """Experts in slabs. ``load`` is thread-safe, the rest belongs to one thread."""
+
+    name = "kernel"
+    memory_per_byte = 1.0
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.notes: list[str] = []
+        self._bundle = bundle
+        self._packs = {
+            layer.layer_idx: PackFile(bundle.pack_file(layer.layer_idx)) for layer in bundle.manifest.expert_layers
+        }
+        self._slabs: list[Slab] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        options = ort.session_options(optimise=False)
+        options.register_custom_ops_library(str(native.library_path()))
+        self._stages = [self._open_stage(bundle, kind.stage, options) for kind in bundle.manifest.expert_kinds]
+        self._bindings: dict[tuple[int, ...], _DecodeBinding] = {}
+
+    @staticmethod
+    def _open_stage(
+        bundle: Bundle, stage: str | None, options: onnxruntime.SessionOptions
+    ) -> onnxruntime.InferenceSession:
+        if stage is None:
+            raise BundleError(f"{bundle.directory}: a kind of expert has no stage; export it again")
+        return ort.open_session(bundle.file(stage), options)
+
+    def resize(self, slab_bytes: list[int]) -> None:
+        for number, num_bytes in enumerate(slab_bytes):
+            if number == len(self._slabs):
+                self._slabs.append(Slab(num_bytes))
+            else:
+                self._slabs[number].keep(num_bytes)
+
+    def load(self, expert: Expert, slab: int, offset_bytes: int) -> int:
+        view = self._slabs[slab].view[offset_bytes : offset_bytes + expert.cost_bytes]
+        self._packs[expert.layer_idx].read_into(view, expert.offset_bytes)
+        self._places[expert.number] = (slab, offset_bytes)
+        return expert.cost_bytes
+
+    def compute(self, experts: list[Expert], work: LayerWork) -> None:
+        # A run takes one slab and one kind: almost always one run, more where a batch spans slabs or kinds.
+        groups: dict[tuple[int, bool], list[Expert]] = {}
+        for expert in experts:
+            key = (self._places[expert.number][0], expert.expert_idx is None)
+            groups.setdefault(key, []).append(expert)
+        for (slab, is_shared), group in groups.items():
+            if len(work.hidden) == 1:
+                self._compute_row(slab, is_shared, group, work)
+            else:
+                self._compute_rows(slab, is_shared, group, work)
+
+    def _compute_row(self, slab: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
+        """A decode step: the same few arrays every time, so bindings are kept."""
+        out = work.shared_out if is_shared else work.expert_out
+        kind_idx = group[0].kind_idx
+        key = (kind_idx, slab, len(group), out.ctypes.data, work.hidden.ctypes.data)
+        binding = self._bindings.get(key)
+        if binding is None:
+            if len(self._bindings) >= MAX_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[key] = _DecodeBinding(
+                self._stages[kind_idx], work.hidden, self._slabs[slab].array, out, len(group)
+            )
+        for place, expert in enumerate(group):
+            binding.offsets[place] = self._places[expert.number][1]
+            if not is_shared:
+                binding.rows[place] = work.rows[expert.number][0]
+        binding.run()
+
+    def _compute_rows(self, slab: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
+        """A step of several rows: ragged row lists, bound anew."""
+        pieces: list[Rows]
+        if is_shared:
+            pieces = [np.arange(len(work.hidden), dtype=np.int64)]
+        else:
+            pieces = [work.rows[expert.number] for expert in group]
+        starts = np.zeros(len(group) + 1, np.int64)
+        np.cumsum([len(piece) for piece in pieces], out=starts[1:])
+        offsets = np.array([self._places[expert.number][1] for expert in group], np.int64)
+        out = work.shared_out if is_shared else work.expert_out
+        inputs = _inputs(work.hidden, self._slabs[slab].array, offsets, starts, np.concatenate(pieces))
+        ort.Binding(self._stages[group[0].kind_idx], inputs, {"expert_out": _with_slots(out)}).run()
+
+    def evict(self, expert: Expert) -> None:
+        del self._places[expert.number]
+
+    def close(self) -> None:
+        self._places.clear()
+        self._bindings.clear()
+        self._slabs.clear()
+        for pack in self._packs.values():
+            pack.close()
+
+
+class _DecodeBinding(ort.Binding):
+    """One row, n experts: arrays to fill in, then run."""
+
+    def __init__(
+        self,
+        stage: onnxruntime.InferenceSession,
+        hidden: NDArray[np.float32],
+        cache: NDArray[np.uint8],
+        out: NDArray[np.float32],
+        num_experts: int,
+    ) -> None:
+        self.offsets = np.zeros(num_experts, np.int64)
+        self.rows = np.zeros(num_experts, np.int64)
+        starts = np.arange(num_experts + 1, dtype=np.int64)
+        inputs = _inputs(hidden, cache, self.offsets, starts, self.rows)
+        super().__init__(stage, inputs, {"expert_out": _with_slots(out)})
+
+
+def _inputs(
+    hidden: NDArray[np.float32], cache: NDArray[np.uint8], offsets: Rows, row_starts: Rows, rows: Rows
+) -> dict[str, NDArray[Any]]:
+    return {"hidden": hidden, "cache": cache, "offsets": offsets, "row_starts": row_starts, "rows": rows}
+
+
+def _with_slots(out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[T,slots,H]; a shared expert's output [T,H] has one slot."""
+    return out if out.ndim == 3 else out[:, None]
