@@ -174,11 +174,14 @@ class Bundle:
 def read_checksums(path: Path) -> dict[str, tuple[int, str]]:
     """``checksums.json``: name -> size and SHA-256. BundleError for anything in it that is not as the format says."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(document, dict) or set(document) != {"algorithm", "files"} or document["algorithm"] != "sha256":
         raise BundleError(f"{path}: expected an object of algorithm, which is sha256, and files")
+    if not text.endswith("}\n"):
+        raise BundleError(f"{path}: does not end in a line's end; the file is cut off")
     entries: dict[str, tuple[int, str]] = {}
     if not isinstance(document["files"], dict):
         raise BundleError(f"{path}: files: expected an object")

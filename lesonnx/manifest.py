@@ -255,7 +255,14 @@ class Manifest(Strict):
         segments = [part.layer_idx for part in self.parts if part.role == "segment"]
         if segments != [layer.layer_idx for layer in self.expert_layers]:
             raise ValueError("every MoE layer needs its segment, in the order of the layers")
-        for layer in self.expert_layers:
+        model = self.model
+        if model.num_experts_per_tok > model.num_experts:
+            raise ValueError(f"model: {model.num_experts_per_tok} experts a token of {model.num_experts}")
+        for place, layer in enumerate(self.expert_layers):
+            for key in ("num_experts", "num_experts_per_tok"):
+                if getattr(layer, key) != getattr(model, key):
+                    found, expected = getattr(layer, key), getattr(model, key)
+                    raise ValueError(f"expert_layers.{place}: {key} is {found}, the model's is {expected}")
             for kind in (layer.kind, layer.shared_kind):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")

@@ -82,7 +82,7 @@ class Decoder:
 
     def _activation(self) -> Activation:
         name = self.config.raw("hidden_act", "silu")
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise CheckpointError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 

@@ -55,6 +55,6 @@ class Architecture(Decoder):
 def layer_list(config: Config, key: str, num_hidden_layers: int) -> list[int]:
     """A list of layer indices from the config; CheckpointError where it is not one."""
     values = config.raw(key, [])
-    if not isinstance(values, list) or not all(isinstance(v, int) and 0 <= v < num_hidden_layers for v in values):
+    if not isinstance(values, list) or not all(type(v) is int and 0 <= v < num_hidden_layers for v in values):
         raise CheckpointError(f"config.json: {key} must be a list of layer indices, found {values!r}")
     return values
