@@ -39,14 +39,30 @@ class BundleFactory:
 
 
 @pytest.fixture(scope="session")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BundleFactory]:
-    # In memory where that is to be had: a load drops what it read from the page cache, so on a disk every one of the
-    # thousands of loads would wait for it.
+def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory in memory where that is to be had, else an ordinary one.
+
+    A load drops what it read from the page cache, and an export waits for the disk after every part: thousands of
+    times, in these tests.
+    """
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         with tempfile.TemporaryDirectory(prefix="lesonnx-tests-", dir=MEMORY) as directory:
-            yield BundleFactory(Path(directory))
+            yield Path(directory)
     else:
-        yield BundleFactory(tmp_path_factory.mktemp("bundles"))
+        yield tmp_path_factory.mktemp("quick")
+
+
+@pytest.fixture
+def quick_path(quick_root: Path) -> Iterator[Path]:
+    """As pytest's ``tmp_path``, but in memory where that is to be had, and gone after the test."""
+    with tempfile.TemporaryDirectory(dir=quick_root) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def bundle_of(quick_root: Path) -> BundleFactory:
+    (quick_root / "bundles").mkdir()
+    return BundleFactory(quick_root / "bundles")
 
 
 @pytest.fixture(scope="session")
