@@ -12,18 +12,28 @@ from typing import Literal
 import numpy as np
 
 from lesonnx.errors import CheckpointError
-from lesonnx.manifest import State
+from lesonnx.manifest import Dtype, State
 from lesonnx_export.checkpoint import Float32, Weights
 from lesonnx_export.graph import MICROSOFT, Graph, StoredTensor
 from lesonnx_export.quantize import fitting_block_size, quantize
 
 DenseBits = Literal[4, 8, 32]
+KvBits = Literal[16, 32]
 # The largest piece of an embedding or head that is held at once, in elements.
 CHUNK_ELEMENTS = 1 << 24
 # The inputs of every part that attends; hosts fill them by these names.
 POSITION_IDS = "position_ids"
 PAST_LENGTH = "seqlens_k"
 TOTAL_LENGTH = "total_sequence_length"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How dense parts store weights (bits, and the block that shares a scale) and attention caches."""
+
+    dense_bits: DenseBits
+    block_size: int
+    kv_bits: KvBits = 32
 
 
 @dataclass
@@ -35,8 +45,7 @@ class Step:
 
     graph: Graph
     weights: Weights
-    dense_bits: DenseBits
-    block_size: int
+    precision: Precision
     states: list[State] = field(default_factory=list)
     _rotary: dict[bytes, tuple[str, str]] = field(default_factory=dict)
 
@@ -68,7 +77,7 @@ class Step:
         if parts[0][2] is not None:
             biases = [self.weights(str(name), rows) for _, rows, name in parts]
             bias = self.graph.constant(np.concatenate(biases))
-        if self.dense_bits == 32:
+        if self.precision.dense_bits == 32:
             product = self.graph.op("MatMul", x, self.graph.weight(hint, matrix.T))
             return self.graph.op("Add", product, bias) if bias else product
         weight, scales = self._store_quantized(hint, iter([matrix]), len(matrix), columns)
@@ -83,11 +92,11 @@ class Step:
         self, hint: str, chunks: Iterator[Float32], rows: int, columns: int
     ) -> tuple[StoredTensor, StoredTensor]:
         """Quantize a matrix that comes in chunks of rows: the stored codes [rows, bytes] and scales [rows, blocks]."""
-        bits = self.dense_bits
+        bits = self.precision.dense_bits
         if bits == 32:
             raise ValueError("float weights are stored as they are")
         store = self.graph.store
-        block_size = fitting_block_size(columns, self.block_size)
+        block_size = fitting_block_size(columns, self.precision.block_size)
         blocks = -(-columns // block_size)
         codes = store.begin("uint8", (rows, blocks * block_size * bits // 8))
         scales = np.empty((rows, blocks), np.float32)
@@ -117,8 +126,8 @@ class Step:
             domain=MICROSOFT,
             K=columns,
             N=rows,
-            bits=self.dense_bits,
-            block_size=fitting_block_size(columns, self.block_size),
+            bits=self.precision.dense_bits,
+            block_size=fitting_block_size(columns, self.precision.block_size),
             accuracy_level=4,
         )
 
@@ -130,12 +139,12 @@ class Step:
         if key in store.shared:
             return
         chunks = self.weights.chunks(name, max(1, CHUNK_ELEMENTS // columns), rows, columns)
-        if self.dense_bits == 32:
+        if self.precision.dense_bits == 32:
             store.shared[key] = store.begin("float32", (rows, columns))
             for chunk in chunks:
                 store.write(chunk)
             return
-        if columns % fitting_block_size(columns, self.block_size):
+        if columns % fitting_block_size(columns, self.precision.block_size):
             raise CheckpointError(
                 f"hidden_size {columns} is not a multiple of 16: export with --dense-bits 32, which needs no blocks"
             )
@@ -146,7 +155,7 @@ class Step:
         self._vocabulary_matrix(name, name, rows, columns)
         shared = self.graph.store.shared
         table = self.graph.stored(name, shared[name])
-        if self.dense_bits == 32:
+        if self.precision.dense_bits == 32:
             return self.graph.op("Gather", table, ids)
         return self.graph.op(
             "GatherBlockQuantized",
@@ -154,8 +163,8 @@ class Step:
             ids,
             self.graph.stored(f"{name}.scales", shared[f"{name}.scales"]),
             domain=MICROSOFT,
-            bits=self.dense_bits,
-            block_size=fitting_block_size(columns, self.block_size),
+            bits=self.precision.dense_bits,
+            block_size=fitting_block_size(columns, self.precision.block_size),
             quantize_axis=1,
             gather_axis=0,
         )
@@ -164,7 +173,7 @@ class Step:
         """Logits of rows [R,columns] -> [R,rows]."""
         self._vocabulary_matrix(name, name, rows, columns)
         shared = self.graph.store.shared
-        if self.dense_bits == 32:
+        if self.precision.dense_bits == 32:
             return self.graph.op("Gemm", x, self.graph.stored(name, shared[name]), transB=1)
         return self._matmul_nbits(x, name, shared[name], shared[f"{name}.scales"], columns)
 
@@ -204,9 +213,8 @@ class Step:
         """Causal grouped-query attention over the layer's cache: [1,T,heads*size]; declares the layer's two states."""
         graph = self.graph
         shape: list[int | str] = [1, num_kv_heads, "S", head_dim]
-        past = []
-        for name in ("key", "value"):
-            past.append(graph.input(f"past_{name}_{layer_idx}", "float32", shape))
+        dtype: Dtype = "float16" if self.precision.kv_bits == 16 else "float32"
+        past = [graph.input(f"past_{name}_{layer_idx}", dtype, shape) for name in ("key", "value")]
         output, present_key, present_value = graph.ops(
             "GroupQueryAttention",
             3,
@@ -222,7 +230,7 @@ class Step:
             scale=head_dim**-0.5,
         )
         for name, present in (("key", present_key), ("value", present_value)):
-            graph.output(present, f"present_{name}_{layer_idx}", "float32", shape)
+            graph.output(present, f"present_{name}_{layer_idx}", dtype, shape)
             self.states.append(
                 State(
                     name=f"{name}_{layer_idx}",
@@ -231,7 +239,7 @@ class Step:
                     part=graph.name,
                     input=f"past_{name}_{layer_idx}",
                     output=f"present_{name}_{layer_idx}",
-                    dtype="float32",
+                    dtype=dtype,
                     shape=shape,
                 )
             )

@@ -31,6 +31,13 @@ from lesonnx_export.exporter import ExportOptions, ExportPlan, ExportReport, exp
     help="Weights that share a scale; smaller where a matrix is no multiple.",
 )
 @click.option(
+    "--kv-bits",
+    type=click.Choice(["32", "16"]),
+    default="32",
+    show_default=True,
+    help="Bits of attention caches; 16 halves them and needs ONNX Runtime 1.29.",
+)
+@click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
@@ -41,6 +48,7 @@ def export(
     bits: str,
     dense_bits: str | None,
     block_size: str,
+    kv_bits: str,
     prefill_chunk: int,
     workers: int | None,
     resume: bool,
@@ -51,6 +59,7 @@ def export(
         bits=int(bits),  # type: ignore[arg-type]
         dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
         block_size=int(block_size),
+        kv_bits=int(kv_bits),  # type: ignore[arg-type]
         prefill_chunk_tokens=prefill_chunk,
         **chosen,
     )

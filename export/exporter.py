@@ -33,7 +33,7 @@ from lesonnx.manifest import (
 )
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.blocks import DenseBits
+from lesonnx_export.blocks import DenseBits, KvBits, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights, read_json
 from lesonnx_export.config import Config
 from lesonnx_export.expert import PACK_NAME, make_kind
@@ -46,6 +46,8 @@ from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
 
 ONNXRUNTIME_AT_LEAST = "1.24"
+# Its GroupQueryAttention takes float32 queries over a float16 cache; 1.24 does not.
+ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES = "1.29"
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
 Progress = Callable[[str, int], None]
@@ -58,12 +60,17 @@ class ExportOptions:
     bits: Bits = 4
     dense_bits: DenseBits | None = None
     block_size: int = 128
+    kv_bits: KvBits = 32
     prefill_chunk_tokens: int = 512
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
     @property
     def resolved_dense_bits(self) -> DenseBits:
         return self.dense_bits or (32 if self.bits == 32 else 4)
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.resolved_dense_bits, self.block_size, self.kv_bits)
 
 
 @dataclass
@@ -121,7 +128,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
-    builder = PartBuilder(architecture, weights, store, options.resolved_dense_bits, options.block_size)
+    builder = PartBuilder(architecture, weights, store, options.precision)
     part_ends = []
     for _ in builder.build_all():
         part_ends.append(store.end_bytes)
@@ -284,11 +291,14 @@ def make_manifest(
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
     return Manifest(
         producer=f"lesonnx {__version__}",
-        onnxruntime_at_least=ONNXRUNTIME_AT_LEAST,
+        onnxruntime_at_least=(
+            ONNXRUNTIME_AT_LEAST if options.kv_bits == 32 else ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES
+        ),
         model=_facts(plan),
         quantization=Quantization(
             expert_bits=options.bits,
             dense_bits=options.resolved_dense_bits,
+            kv_bits=options.kv_bits,
             block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
@@ -338,7 +348,7 @@ def write_parts(
             key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
         }
     progress("dense parts", start)
-    builder = PartBuilder(plan.architecture, weights, store, options.resolved_dense_bits, options.block_size)
+    builder = PartBuilder(plan.architecture, weights, store, options.precision)
     try:
         for name in plan.part_names[len(written) :]:
             before = store.end_bytes
@@ -457,7 +467,7 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:
         "version": __version__,
         "config": plan.checkpoint.config,
         "files": files,
-        "bits": [options.bits, options.resolved_dense_bits, options.block_size],
+        "bits": [options.bits, *asdict(options.precision).values()],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

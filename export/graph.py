@@ -25,6 +25,7 @@ IR_VERSION = 10
 MICROSOFT = "com.microsoft"
 TYPES: dict[Dtype, int] = {
     "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
     "bool": TensorProto.BOOL,

@@ -13,7 +13,7 @@ import onnx
 
 from lesonnx.manifest import Part, State
 from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.blocks import DenseBits, Step
+from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.graph import DenseStore, Graph
 
@@ -32,14 +32,11 @@ class BuiltPart:
 class PartBuilder:
     """Builds parts one by one into a store; call in the order of ``names``. Single-threaded."""
 
-    def __init__(
-        self, architecture: Decoder, weights: Weights, store: DenseStore, dense_bits: DenseBits, block_size: int
-    ) -> None:
+    def __init__(self, architecture: Decoder, weights: Weights, store: DenseStore, precision: Precision) -> None:
         self.architecture = architecture
         self.weights = weights
         self.store = store
-        self.dense_bits: DenseBits = dense_bits
-        self.block_size = block_size
+        self.precision = precision
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +51,7 @@ class PartBuilder:
     def build(self, name: str) -> BuiltPart:
         """Build the part of that name."""
         role, _, number = name.partition("_")
-        step = Step(Graph(name, self.store), self.weights, self.dense_bits, self.block_size)
+        step = Step(Graph(name, self.store), self.weights, self.precision)
         layer_idx = int(number) if number else None
         if role == "embed":
             self._embed(step)

@@ -156,6 +156,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Expert bits.")
 @click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), default="4", show_default=True, help="Dense bits.")
+@click.option("--kv-bits", type=click.Choice(["32", "16"]), default="32", show_default=True, help="Cache bits.")
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
 def synth(
@@ -163,10 +164,11 @@ def synth(
     bundle: Path,
     bits: str,
     dense_bits: str,
+    kv_bits: str,
     num_experts_per_tok: int | None,
     num_hidden_layers: int | None,
 ) -> None:
     """Write a bundle of a real model's SHAPE with random weights to BUNDLE."""
-    options = ExportOptions(bits=int(bits), dense_bits=int(dense_bits))  # type: ignore[arg-type]
+    options = ExportOptions(bits=int(bits), dense_bits=int(dense_bits), kv_bits=int(kv_bits))  # type: ignore[arg-type]
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 import sys
 from pathlib import Path
 
 from lesonnx.errors import InputError
 
+# glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
+LARGE_BUFFER_BYTES = 1 << 20
 _UNITS = {"": 1, "B": 1}
 for _place, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_place, f"{_letter}B": 1000**_place, f"{_letter}IB": 1024**_place}
@@ -38,6 +43,16 @@ def _status(key: str) -> int | None:
         return None
     match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
+
+
+def return_freed_memory() -> None:
+    """Have glibc give large freed buffers back to the system at once; does nothing on other systems.
+
+    Left alone, its threshold adapts to what a program frees, so that the activations of one large prefill chunk stay
+    in the heap: 100 MB and more of a process whose every byte could hold experts.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BUFFER_BYTES)
 
 
 def current_bytes() -> int:

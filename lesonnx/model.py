@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lesonnx import ort
+from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
 from lesonnx.chat import ChatTemplate
 from lesonnx.engines import make_engine
@@ -162,6 +162,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         raise InputError(f"threads is {options.num_threads}, expected at least 1")
     ort.check_version(bundle.manifest.onnxruntime_at_least)
     ort.use_threads(options.num_threads)
+    memory.return_freed_memory()
     files = bundle.manifest.tokenizer
     tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
     template = ChatTemplate.load(bundle.directory / "tokenizer") if files else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def state_bytes_per_token(bundle: Bundle) -> int:
     total = 0
     for state in bundle.manifest.states:
         if "S" in state.shape:
-            count = 4
+            count = 2 if state.dtype == "float16" else 4
             for size in state.shape:
                 count *= 1 if isinstance(size, str) else size
             total += count
@@ -96,7 +97,8 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         f" {_count(model.num_active_parameters)} active a token",
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
-        "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token",
+        "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
+        f" (float{quantization.kv_bits} caches)",
         "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": format_bytes(dense_bytes(bundle)),
@@ -109,17 +111,26 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
 
 
 def _print_parts(console: Console, bundle: Bundle) -> None:
+    """Parts that take and give the same are one row: layers differ only in their number."""
     manifest = bundle.manifest
-    table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for part in manifest.parts:
-        states = [state.name for state in manifest.states if state.part == part.name]
-        carried = {
-            value for state in manifest.states if state.part == part.name for value in (state.input, state.output)
-        }
+        states = [state for state in manifest.states if state.part == part.name]
+        carried = {name for state in states for name in (state.input, state.output)}
         takes = [value.name for value in part.inputs if value.name not in carried]
         gives = [value.name for value in part.outputs if value.name not in carried]
-        table.add_row(part.name, ", ".join(takes), ", ".join(gives), ", ".join(states))
+        row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
+        rows.setdefault(row, []).append(part.name)
+    table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
+    for row, names in rows.items():
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1].rpartition('_')[2]} ({len(names)})"
+        table.add_row(shown, *row)
     console.print(table)
+
+
+def _numberless(names: list[str]) -> str:
+    """Names in a row, layer numbers replaced, so that the same value of two layers reads alike."""
+    return ", ".join(dict.fromkeys(re.sub(r"_\d+$", "_<layer>", name) for name in names))
 
 
 def _print_layers(console: Console, bundle: Bundle) -> None:
