@@ -128,7 +128,6 @@ def _steps(
     reuse: bool,
 ) -> Iterator[Token]:
     """The generator itself: prefill, then a token a step."""
-
     # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
     report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
     runner.rewind(report.reused_tokens)
