@@ -41,8 +41,15 @@ def session_model(kind: ExpertKind, expert: np.ndarray) -> ModelProto:
         initializers.append(numpy_helper.from_array(scales, f"{name}.scales"))
         nodes.append(
             helper.make_node(
-                "MatMulNBits", [source, f"{name}.weight", f"{name}.scales"], [target], domain="com.microsoft",
-                K=matrix.columns, N=matrix.rows, bits=matrix.bits, block_size=matrix.block_size, accuracy_level=4,
+                "MatMulNBits",
+                [source, f"{name}.weight", f"{name}.scales"],
+                [target],
+                domain="com.microsoft",
+                K=matrix.columns,
+                N=matrix.rows,
+                bits=matrix.bits,
+                block_size=matrix.block_size,
+                accuracy_level=4,
             )  # fmt: skip
         )
 
