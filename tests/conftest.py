@@ -94,6 +94,8 @@ def lesonnx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     kept = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGINT)}
 
+    monkeypatch.setenv("COLUMNS", "200")
+
     def call(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["lesonnx", *map(str, arguments)])
         capsys.readouterr()
