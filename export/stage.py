@@ -5,6 +5,8 @@ It knows nothing of where experts lie in a pack or in the cache: the runner says
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx import ModelProto, TensorProto, helper
 
 from lesonnx.manifest import ExpertKind
@@ -19,12 +21,12 @@ def stage_model(kind: ExpertKind, slots: int) -> ModelProto:
     """The single-node model that computes any experts of ``kind``.
 
     Inputs: ``hidden`` [T, H] float32, ``cache`` [bytes] uint8, ``offsets`` [n] int64, ``row_starts`` [n + 1] int64,
-    ``rows`` [m] int64 (flat ``t * slots + slot``). Output: ``expert_out`` [T, slots, H] float32, of which the named rows
-    are written. ``slots`` is ``num_experts_per_tok`` for routed experts and 1 for a shared one.
+    ``rows`` [m] int64 (flat ``t * slots + slot``). Output: ``expert_out`` [T, slots, H] float32, of which only the
+    named rows are written. ``slots`` is ``num_experts_per_tok`` for routed experts and 1 for a shared one.
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}, expected at least 1")
-    attributes: dict[str, int | float | str] = {
+    attributes: dict[str, Any] = {
         "slots": slots,
         "hidden_size": kind.hidden_size,
         "intermediate_size": kind.intermediate_size,
