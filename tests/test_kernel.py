@@ -103,7 +103,7 @@ def one_matrix(
 
 
 @pytest.mark.parametrize(("bits", "block"), [*LAYOUTS, (32, 0)])
-@pytest.mark.parametrize("columns", [16, 40, 272, 1000])
+@pytest.mark.parametrize("columns", [16, 40, 272, 1000, 1024])
 def test_product_is_exact_and_equal_on_every_instruction_set(
     library: Library, bits: int, block: int, columns: int
 ) -> None:
