@@ -37,7 +37,7 @@ def write(directory: Path) -> None:
         rows = rng.permutation(TOKENS * SLOTS).astype(np.int64)[:70]
         starts = np.array([0, 1, 20, 20, 70], np.int64)
         header = np.array([len(model), TOKENS, hidden_size, SLOTS, experts.cache.nbytes, COUNT, len(rows)], np.int64)
-        arrays = [hidden, experts.cache, experts.offsets, starts, rows]
+        arrays: list[np.ndarray] = [hidden, experts.cache, experts.offsets, starts, rows]
         (directory / f"case_{index}.bin").write_bytes(
             header.tobytes() + model + b"".join(array.tobytes() for array in arrays)
         )
