@@ -339,6 +339,7 @@ def test_drafts_teach_only_when_accepted() -> None:
         lambda s: s.route(0, [[]]),
         lambda s: s.route(0, [[1, 1]]),
         lambda s: s.route(0, [[1, 4]]),
+        lambda s: s.route(0, [[0, 1, 2]]),
         lambda s: s.route(0, [[-1, 2]]),
         lambda s: s.route(2, [[0, 1]]),
         lambda s: s.route(-1, [[0, 1]]),
