@@ -102,7 +102,7 @@ class Ladder:
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: all cores]")
 @click.option(
-    "--temp", type=BUNDLE, help="Directory for a tensor-major copy, as large as all experts; gone afterwards."
+    "--temp", type=BUNDLE, help="Directory for a tensor-major copy, as large as all experts, gone afterwards."
 )
 @click.option("--plot", type=BUNDLE, help="Draw the ladder to this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")

@@ -17,9 +17,9 @@ Scores = NDArray[np.float32]
 class TraceRouting:
     """Decode steps of a trace, one after another, over and over; not thread-safe, owned by one runner.
 
-    ``steps`` int64 [steps, layers, k]; ``first_step`` comes first (negative: from the end). Predictions name each expert
-    of the next layer with probability ``recall`` and fill up with wrong ones, seeded by step and layer, since a trace
-    does not hold what a lookahead would have said. They are made at the start: a run spends no time on them.
+    ``steps`` int64 [steps, layers, k]; ``first_step`` comes first (negative: from the end). Predictions name each
+    expert of the next layer with probability ``recall`` and fill up with wrong ones, seeded by step, since a trace does
+    not hold what a lookahead would have said. They are made at the start: a run spends no time on them.
     """
 
     def __init__(self, steps: Ids, num_experts: int, recall: float, seed: int = 0, first_step: int = 0) -> None:

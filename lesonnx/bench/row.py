@@ -23,6 +23,7 @@ from lesonnx.bench.routing import TraceRouting
 from lesonnx.bench.tensor_major import TensorMajorEngine
 from lesonnx.bundle import Bundle
 from lesonnx.engines import ExpertEngine, make_engine
+from lesonnx.engines.session import SessionEngine
 from lesonnx.errors import LesonnxError
 from lesonnx.loader import ExpertLoader
 from lesonnx.memory import peak_bytes
@@ -56,6 +57,25 @@ class RowSpec:
     hits: bool = False
     copy: str | None = None
     num_threads: int | None = None
+
+
+class RunClock:
+    """Time that this thread spends inside ONNX Runtime's bound runs, wall and CPU, in seconds. One a process.
+
+    What is left of a step beside them and the waits is the host's own work.
+    """
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+        run = ort.Binding.run
+
+        def timed(binding: ort.Binding) -> None:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            run(binding)
+            self.cpu += time.thread_time() - cpu
+            self.wall += time.perf_counter() - wall
+
+        ort.Binding.run = timed  # type: ignore[method-assign]
 
 
 def run_row(spec: RowSpec) -> dict[str, Any]:
@@ -92,6 +112,7 @@ def _engine(spec: RowSpec, bundle: Bundle) -> ExpertEngine:
 
 
 def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine) -> dict[str, Any]:
+    clock = RunClock()
     route(spec, bundle, runner)
     token = int(np.argmax(runner.prefill(spec.prompt_ids)))
     before = [token]
@@ -100,8 +121,13 @@ def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine
         before.append(token)
     start_tokens = runner.num_tokens
     runner.loader.reset_telemetry()
+    clock.wall, clock.cpu, cpu = 0.0, 0.0, time.thread_time()
     seconds, token_ids, digest = decode_all(runner, token, spec.tokens)
+    cpu = time.thread_time() - cpu
     figures = row_figures(runner, seconds, spec.tokens)
+    if not isinstance(engine, SessionEngine):
+        figures["outside_ms"] = (seconds - clock.wall) * 1e3 / spec.tokens - figures["stall_ms"]
+        figures["outside_cpu_ms"] = (cpu - clock.cpu) * 1e3 / spec.tokens
     figures["peak_bytes"] = peak_bytes()
     figures["engine"] = engine.name
     figures["token_ids"] = before + token_ids
@@ -148,6 +174,7 @@ def decode_all(runner: Runner, token: int, num_tokens: int) -> tuple[float, list
         token_ids.append(token)
         rows.append(logits)
     seconds = time.perf_counter() - began
+    # Hashing is no part of a step.
     digest = hashlib.sha256()
     for row in rows:
         digest.update(row.tobytes())
