@@ -75,7 +75,7 @@ class RunClock:
             self.cpu += time.thread_time() - cpu
             self.wall += time.perf_counter() - wall
 
-        ort.Binding.run = timed  # type: ignore[method-assign]
+        ort.Binding.run = timed  # type: ignore[method-assign,assignment]
 
 
 def run_row(spec: RowSpec) -> dict[str, Any]:
