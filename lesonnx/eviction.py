@@ -45,11 +45,14 @@ class Policy(Protocol):
     def learn(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
         """Take in the experts (``expert_idx``) that these consecutive rows used at this layer."""
 
-    def values(self, layer: int, clock: int) -> npt.NDArray[np.int64]:
-        """The value of each routed expert of the layer, which is visited at ``clock`` (layer visits so far)."""
+    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
+        """The value of each routed expert of the layer, whose last visit had this number."""
 
     def predicted(self, layer: int, odds: int, visit: int, clock: int) -> int:
-        """The value of an absent expert that has ``odds`` of ``ONE`` to be used at the layer's next ``visit``."""
+        """The value of an absent expert that has ``odds`` of ``ONE`` to be used at the layer's next ``visit``.
+
+        ``clock`` is the number of the latest visit of any layer.
+        """
 
 
 class LruPolicy:
@@ -62,9 +65,9 @@ class LruPolicy:
     def learn(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
         self._learned[layer].update(*rows)
 
-    def values(self, layer: int, clock: int) -> npt.NDArray[np.int64]:
+    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
         last = self._last[layer]
-        last[sorted(self._learned[layer])] = clock
+        last[sorted(self._learned[layer])] = visit
         self._learned[layer].clear()
         return last
 
@@ -82,7 +85,7 @@ class LfuPolicy:
         for row in rows:
             self._count[layer][list(row)] += 1
 
-    def values(self, layer: int, clock: int) -> npt.NDArray[np.int64]:
+    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
         return self._count[layer]
 
     def predicted(self, layer: int, odds: int, visit: int, clock: int) -> int:
@@ -104,40 +107,41 @@ class LesPolicy:
         # Followers are a mean over k experts; multiplying by a common multiple of every k leaves no division.
         self._scale = math.lcm(*num_experts_per_tok)
         self._price = max(1, TOTAL_WEIGHT * self._scale * ONE // (WAIT_DIVISOR * len(num_experts)))
-        self._num_layers = len(num_experts)
         self._num_experts = list(num_experts)
-        self._latest: list[list[int]] = [
-            [n, n + 1] for n in num_experts
-        ]  # table rows that the next row of tokens moves
         self._tables: list[npt.NDArray[np.int16]] = []
-        self._weights: list[npt.NDArray[np.int64]] = []
+        self._weights: list[npt.NDArray[np.int32]] = []
+        # The table's rows that the next row of tokens moves, and a copy of them: what the last row used, and the two.
+        self._latest: list[npt.NDArray[np.intp]] = []
+        self._block: list[npt.NDArray[np.int16]] = []
         for n, k in zip(num_experts, num_experts_per_tok, strict=True):
             table = np.zeros((n + 2, n), np.int16)
             table[n + 1] = ONE * k // n
             self._tables.append(table)
+            self._latest.append(np.array([n, n + 1]))
+            self._block.append(table[n:])
             weights = [FOLLOWER_WEIGHT * self._scale // k] * k + [
                 RECENT_WEIGHT * self._scale,
                 LASTING_WEIGHT * self._scale,
             ]
-            self._weights.append(np.array(weights, np.int64))
+            self._weights.append(np.array(weights, np.int32))
         shifts = [FOLLOWER_SHIFT] * max(num_experts_per_tok) + [RECENT_SHIFT, LASTING_SHIFT]
         self._shifts = np.array(shifts, np.int16)[:, None]
 
     def learn(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
         table, n = self._tables[layer], self._num_experts[layer]
+        latest, block = self._latest[layer], self._block[layer]
         for row in rows[-LEARNED_ROWS:]:
             used = np.zeros(n, np.int16)
-            used[row] = ONE
-            moved = self._latest[layer]
-            block = table[moved]
-            block += (used - block) >> self._shifts[-len(moved) :]
-            table[moved] = block
-            self._latest[layer] = [*row, n, n + 1]
+            following = np.array([*row, n, n + 1])
+            used[following[:-2]] = ONE
+            table[latest] = block + ((used - block) >> self._shifts[-len(latest) :])
+            latest, block = following, table[following]
+        self._latest[layer], self._block[layer] = latest, block
 
-    def values(self, layer: int, clock: int) -> npt.NDArray[np.int64]:
-        latest = self._latest[layer]
-        odds = self._weights[layer][-len(latest) :] @ self._tables[layer][latest]
-        return odds - self._price * (clock + self._num_layers)
+    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
+        block = self._block[layer]
+        odds = self._weights[layer][-len(block) :] @ block
+        return odds - self._price * np.int64(visit + len(self._tables))
 
     def predicted(self, layer: int, odds: int, visit: int, clock: int) -> int:
         return TOTAL_WEIGHT * self._scale * odds - self._price * visit

@@ -51,35 +51,45 @@ class Lookahead:
     def __init__(self, num_experts: Sequence[int], num_experts_per_tok: Sequence[int]) -> None:
         self.level = FULL
         """Share of the speculative bytes allowed, of ``FULL``."""
+        # Scores become keys that sort by score, then by lower expert: no sort of pairs, no question of stability.
+        self._index_bits = max(num_experts).bit_length()
+        self._mask = (1 << self._index_bits) - 1
+        self._complement = [self._mask - np.arange(n) for n in num_experts]
         self._ranks = [min(n, k + (k + 1) // 2) for n, k in zip(num_experts, num_experts_per_tok, strict=True)]
         self._odds = [
             [[FIRST_ODDS] * k + [EXTRA_ODDS] * (ranks - k) for _ in range(MOMENTS)]
             for ranks, k in zip(self._ranks, num_experts_per_tok, strict=True)
         ]
-        self._named: list[list[list[int]]] = [[] for _ in num_experts]  # by layer: the last row's ranking, by moment
+        # By layer and moment: what was named that is not in memory, as (expert, rank).
+        self._named: list[list[list[tuple[int, int]]]] = [[] for _ in num_experts]
         self._visits = 0
         self._us_per_mib = 0  # demand reads with no speculative read beside them; 0: none seen
 
     def rank(self, layer: int, scores: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-        """The experts that fixed-point ``scores`` [T,E] name, each with its odds of ``ONE``: best rank first.
+        """The experts that fixed-point ``scores`` [T,E] name, as (expert, rank), best rank first.
 
         A row ranks by descending score, ties by ascending expert; over several rows an expert counts with its best
         rank, ties by ascending expert.
         """
-        ranks = self._ranks[layer]
-        named = self._named[layer]
-        moment = min(len(named), MOMENTS - 1)
-        odds = self._odds[layer][moment]
-        order = np.argsort(-scores[-PREDICTED_ROWS:], axis=1, kind="stable")[:, :ranks]
-        last = order[-1].tolist()
-        named[moment:] = [last]
-        if len(order) == 1:
-            return list(zip(last, odds, strict=True))
+        ranks, mask = self._ranks[layer], self._mask
+        keys = np.left_shift(scores[-PREDICTED_ROWS:], self._index_bits, dtype=np.int64)
+        keys += self._complement[layer]
+        keys.sort(axis=1)
+        if len(keys) == 1:
+            return [(mask - (key & mask), rank) for rank, key in enumerate(keys[0, : -ranks - 1 : -1].tolist())]
         best: dict[int, int] = {}
+        order = mask - (keys[:, : -ranks - 1 : -1] & mask)
         for rank in range(ranks):
             for expert in sorted(set(order[:, rank].tolist())):
                 best.setdefault(expert, rank)
-        return [(expert, odds[rank]) for expert, rank in best.items()]
+        return list(best.items())
+
+    def note(self, layer: int, absent: list[tuple[int, int]]) -> list[int]:
+        """What a prediction named that is not in memory: to be judged at the layer's visit. Gives the odds by rank."""
+        named = self._named[layer]
+        moment = min(len(named), MOMENTS - 1)
+        named[moment:] = [absent]
+        return self._odds[layer][moment]
 
     def observe(self, layer: int, row: Sequence[int]) -> None:
         """The layer was visited and its last row used these experts: learn the odds, forget the predictions."""
@@ -87,7 +97,7 @@ class Lookahead:
         if self._visits % RECOVERY_VISITS == 0:
             self.level = min(FULL, self.level + 1)
         for odds, named in zip(self._odds[layer], self._named[layer], strict=False):
-            for rank, expert in enumerate(named):
+            for expert, rank in named:
                 odds[rank] += ((ONE if expert in row else 0) - odds[rank]) >> ODDS_SHIFT
         self._named[layer] = []
 

@@ -13,6 +13,8 @@ from lesonnx.errors import InputError
 # glibc's malloc.h.
 _M_MMAP_THRESHOLD = -3
 LARGE_BUFFER_BYTES = 1 << 20
+AUTO_SHARE = 0.7
+_CGROUP = Path("/sys/fs/cgroup")
 _UNITS = {"": 1, "B": 1}
 for _place, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_place, f"{_letter}B": 1000**_place, f"{_letter}IB": 1024**_place}
@@ -37,12 +39,31 @@ def format_bytes(num_bytes: float) -> str:
 
 def _status(key: str) -> int | None:
     """A line of /proc/self/status in bytes; None where the system has none."""
+    return _number(Path("/proc/self/status"), rf"^{key}:\s+(\d+) kB$", 1024)
+
+
+def auto_budget_bytes() -> int:
+    """A memory budget that leaves room for others: seven tenths of what the system could give this process now.
+
+    What is available is Linux's own estimate (``MemAvailable``), or less where a control group bounds the process.
+    """
+    available = _number(Path("/proc/meminfo"), r"^MemAvailable:\s+(\d+) kB$", 1024)
+    if available is None:
+        raise InputError("this system does not say how much memory is available; give a size instead of auto")
+    limit = _number(_CGROUP / "memory.max", r"^(\d+)$", 1)
+    used = _number(_CGROUP / "memory.current", r"^(\d+)$", 1)
+    if limit is not None and used is not None:
+        available = min(available, limit - used)
+    return int(AUTO_SHARE * (available + current_bytes()))
+
+
+def _number(path: Path, pattern: str, unit_bytes: int) -> int | None:
+    """A number of a file of the system's, in bytes; None where it is not there."""
     try:
-        text = Path("/proc/self/status").read_text(encoding="ascii")
+        match = re.search(pattern, path.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
         return None
-    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+    return int(match[1]) * unit_bytes if match else None
 
 
 def return_freed_memory() -> None:

@@ -19,6 +19,7 @@ from lesonnx.errors import BudgetError, InputError
 from lesonnx.eviction import POLICIES
 from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
 from lesonnx.loader import ExpertLoader, Telemetry
+from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
 from lesonnx.timeline import Timeline
@@ -179,4 +180,10 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     except BaseException:
         runner.close()
         raise
-    return Model(bundle, runner, options, tokenizer, template, engine.name, list(engine.notes))
+    notes = list(engine.notes)
+    if config.retain and loader.expert_budget_bytes < bundle.token_demand_bytes:
+        notes.append(
+            f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"
+            f" {format_bytes(bundle.token_demand_bytes)} that one token uses: few can stay from one token to the next"
+        )
+    return Model(bundle, runner, options, tokenizer, template, engine.name, notes)

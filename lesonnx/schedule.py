@@ -40,9 +40,9 @@ class SchedulerConfig:
     max_loads: int = 4
     compute_first: bool = True
     lookahead: bool = True
-    lookahead_loads: int = 2
+    lookahead_loads: int = 1
     lookahead_bytes: int = 0
-    lookahead_odds: int = ONE * 3 // 8
+    lookahead_odds: int = ONE * 5 // 8
     retain: bool = True
     resident: bool = False
     slab_bytes: int = SLAB_BYTES

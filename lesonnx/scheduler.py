@@ -96,6 +96,16 @@ class Scheduler:
         """The layer between ``route`` and ``end_layer``; -1 if there is none."""
         return self._open
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of all layers together."""
+        return len(self._cost)
+
+    @property
+    def lookahead_level(self) -> int:
+        """How far speculation is turned up, 0 to 64."""
+        return self._lookahead.level
+
     def state(self, expert: int) -> int:
         """``ABSENT``, ``QUEUED``, ``LOADING`` or ``RESIDENT``."""
         return self._state[expert]
@@ -174,15 +184,16 @@ class Scheduler:
         if not self.config.lookahead:
             return []
         actions: list[Action] = []
-        old = [expert for expert in self._wanted if self._layer_of[expert] == layer]
+        old = [expert for expert in self._wanted if self._layer_of[expert] == layer] if self._wanted else []
         for expert in old:
             self._unqueue(expert)
-        new = self._admit(layer, self._lookahead.rank(layer, scores))
+        new = self._admit(layer, scores)
         actions += [Cancel(expert) for expert in old if self._state[expert] == ABSENT]
         if not new:
             return actions
+        visit = self._next_visit(layer)
         place = 0
-        while place < len(self._wanted) and self._next_visit(self._wanted[place]) <= self._next_visit(new[0]):
+        while place < len(self._wanted) and self._next_visit(self._layer_of[self._wanted[place]]) <= visit:
             place += 1
         self._wanted[place:place] = new
         return self._advance(actions)
@@ -336,24 +347,31 @@ class Scheduler:
 
     # ---- lookahead
 
-    def _admit(self, layer: int, ranked: list[tuple[int, int]]) -> list[int]:
+    def _admit(self, layer: int, scores: npt.NDArray[np.int32]) -> list[int]:
         """Queue those predicted experts that are absent, likely, within the cap and worth more than their victim."""
-        first, cost = self.first[layer], self.layers[layer].cost_bytes
-        visit = self._last_visit[layer] + len(self.layers)
-        room = self._lookahead_cap * self._lookahead.level // FULL
-        victim = self._residency.worst(first)
+        state, first, ahead = self._state, self.first[layer], self._speculative[layer]
+        # The odds are those of experts that need a load: what is in memory is there because it is used often.
+        absent = [
+            (n, rank)
+            for n, rank in self._lookahead.rank(layer, scores)
+            if state[first + n] != RESIDENT or first + n in ahead
+        ]
+        odds = self._lookahead.note(layer, absent)
         admitted: list[int] = []
-        for n, odds in ranked:
+        victim = NONE
+        for n, rank in absent:
             expert = first + n
-            if odds < self.config.lookahead_odds or self._state[expert] != ABSENT:
+            if odds[rank] < self.config.lookahead_odds or state[expert] != ABSENT:
                 continue
-            if self._speculative_bytes + cost > room:
+            if self._speculative_bytes + self._cost[expert] > self._lookahead_cap * self._lookahead.level // FULL:
                 break
-            worth = self._residency.policy.predicted(layer, odds, visit, self._clock) << INDEX_BITS
-            if victim < worth:
-                self._state[expert] = QUEUED
-                self._residency.entry[expert] = worth | expert
-                self._speculative_bytes += cost
+            if not admitted:
+                victim = self._residency.worst(expert)
+            value = self._residency.policy.predicted(layer, odds[rank], self._next_visit(layer), self._clock)
+            if victim < value << INDEX_BITS:
+                state[expert] = QUEUED
+                self._residency.entry[expert] = value << INDEX_BITS | expert
+                self._speculative_bytes += self._cost[expert]
                 admitted.append(expert)
         return admitted
 
@@ -378,8 +396,8 @@ class Scheduler:
         else:
             self.counters.lookahead_wasted += 1
 
-    def _next_visit(self, expert: int) -> int:
-        return self._last_visit[self._layer_of[expert]] + len(self.layers)
+    def _next_visit(self, layer: int) -> int:
+        return self._last_visit[layer] + len(self.layers)
 
     # ---- what is in memory
 

@@ -49,6 +49,7 @@ class AuditingHost:
         self.compute: list[tuple[int, ...]] = []
         self.computed: list[int] = []
         self.speculative: set[int] = set()
+        self.failing = -1  # the expert whose read failed last
         self.log: list[tuple[str, tuple[Any, ...], list[Action]]] = []
 
     # ---- events
@@ -129,6 +130,7 @@ class AuditingHost:
             if ahead:
                 self.speculative.discard(expert)
                 del self.where[expert]
+            self.failing = expert
             self.send("load_failed", expert)
             return
         self.speculative.discard(expert)

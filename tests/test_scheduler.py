@@ -297,7 +297,7 @@ def test_lookahead_never_takes_the_place_of_something_worth_more() -> None:
     assert [expert for expert in range(8) if scheduler.state(expert) == RESIDENT] == [4, 5]
     assert predicted(scheduler, 0, 0, 1) == []  # experts 0 and 1 of layer 1 have been used again and again
     run_layer(scheduler, 1, [[2, 3]])  # once, which is little against a prediction
-    assert [type(action) for action in predicted(scheduler, 0, 0, 1)] == [Evict, Load, Evict, Load]
+    assert [type(action) for action in predicted(scheduler, 0, 0, 1)] == [Evict, Load]
 
 
 def test_a_queued_prediction_whose_victim_has_become_worth_more_is_cancelled() -> None:
@@ -420,25 +420,35 @@ def test_scores_become_fixed_point_in_one_way() -> None:
 
 def test_ranks_break_ties_by_index_and_take_the_best_row() -> None:
     lookahead = Lookahead([4], [2])
-    assert [n for n, _ in lookahead.rank(0, np.array([[5, 7, 7, 5]], np.int32))] == [1, 2, 0]
+    assert lookahead.rank(0, np.array([[5, 7, 7, 5]], np.int32)) == [(1, 0), (2, 1), (0, 2)]
     ranked = lookahead.rank(0, np.array([[0, 1, 2, 3], [3, 2, 1, 0]], np.int32))
-    assert [n for n, _ in ranked] == [0, 3, 1, 2]
+    assert ranked == [(0, 0), (3, 0), (1, 1), (2, 1)]
 
 
 def test_odds_are_learned_by_rank_and_moment() -> None:
     lookahead = Lookahead([4, 4], [2, 2])
-    scores = np.array([[9, 8, 1, 0]], np.int32)
-    first = dict(lookahead.rank(0, scores))
+    ranked = lookahead.rank(0, np.array([[9, 8, 1, 0]], np.int32))
+    assert ranked == [(0, 0), (1, 1), (2, 2)]
+    first = list(lookahead.note(0, ranked))
     for _ in range(50):
         lookahead.observe(0, [0, 3])
-        lookahead.rank(0, scores)
-    odds = dict(lookahead.rank(0, scores))  # a later moment: not yet learned
-    assert odds == first
+        lookahead.note(0, ranked)
+    assert lookahead.note(0, ranked) == first  # a later moment: not yet learned
     lookahead.observe(0, [0, 3])
-    odds = dict(lookahead.rank(0, scores))
+    odds = lookahead.note(0, [])
     assert odds[0] > ONE * 9 // 10
     assert odds[1] < ONE // 10
-    assert dict(lookahead.rank(1, scores)) == first
+    assert lookahead.note(1, []) == first
+
+
+def test_odds_are_those_of_experts_that_need_a_load() -> None:
+    scheduler = small(8, SchedulerConfig(max_loads=1))
+    run_layer(scheduler, 1, [[0, 1]])
+    # Layer 1 holds experts 0 and 1, always named first and always right; the third is named and always wrong.
+    for _ in range(40):
+        predicted(scheduler, 1, 0, 1, 2)
+        run_layer(scheduler, 1, [[0, 1]])
+    assert predicted(scheduler, 1, 2, 0, 1) == [Load(6, True, 0, 2 * PAGE)]  # rank 0 of an absent expert: not yet known
 
 
 def test_waste_and_slow_reads_turn_speculation_down_and_time_brings_it_back() -> None:

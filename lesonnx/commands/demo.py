@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.table import Table
 
+from lesonnx.bundle import Bundle
 from lesonnx.commands.run import summary
-from lesonnx.errors import InputError
+from lesonnx.errors import InputError, LesonnxError
 from lesonnx.memory import format_bytes
 
 PROMPTS = ("In the beginning God", "The list.append() method")
@@ -24,7 +26,6 @@ MARKER = "manifest.json"
 @click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens a prompt.")
 def demo(into: Path, max_tokens: int) -> None:
     """Export the embedded sample checkpoint and generate from it with a quarter of its experts in memory."""
-    from lesonnx.bundle import Bundle
     from lesonnx.generate import GenerationOptions
     from lesonnx.model import load
     from lesonnx_export.cli import export_with_progress
@@ -54,3 +55,33 @@ def demo(into: Path, max_tokens: int) -> None:
             for token in generation:
                 console.print(token.text, end="", markup=False, highlight=False, soft_wrap=True)
             console.print(f"\n[dim]{summary(model, generation.report)}[/dim]", highlight=False)
+    console.print("\n[bold]3. Compare[/bold] the schedules under that budget: other loads, the same tokens")
+    console.print(compare_schedules(bundle, budget, max_tokens))
+
+
+def compare_schedules(bundle: Bundle, budget_bytes: int, max_tokens: int) -> Table:
+    """Each schedule on the same prompt; LesonnxError if one of them says something else."""
+    from lesonnx.generate import GenerationOptions
+    from lesonnx.model import load
+
+    table = Table("schedule", "tokens/s", "hits", "late", "read a token", "waiting a token")
+    expected: list[int] | None = None
+    for schedule in ("on-demand", "cache", "les"):
+        with load(bundle, schedule=schedule, expert_budget_bytes=budget_bytes) as model:
+            generation = model.generate(PROMPTS[0], GenerationOptions(max_new_tokens=max_tokens))
+            generation.text()
+            report, telemetry = generation.report, model.telemetry
+        expected = expected or report.token_ids
+        if report.token_ids != expected:
+            raise LesonnxError(f"schedule {schedule} gave other tokens: {report.token_ids}, expected {expected}")
+        required = telemetry.hits + telemetry.late + telemetry.misses
+        tokens = len(report.token_ids)
+        table.add_row(
+            schedule,
+            f"{report.tokens_per_s:.0f}",
+            f"{telemetry.hits / required:.0%}",
+            f"{telemetry.late / required:.0%}",
+            format_bytes(telemetry.read_bytes / tokens),
+            f"{telemetry.stall_ms / tokens:.2f} ms",
+        )
+    return table

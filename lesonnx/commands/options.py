@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from lesonnx.errors import InputError
-from lesonnx.memory import parse_bytes
+from lesonnx.memory import auto_budget_bytes, parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 BUNDLE = click.Path(path_type=Path)
@@ -28,6 +28,17 @@ class Size(click.ParamType[int]):
             return parse_bytes(value)
         except InputError as error:
             self.fail(str(error), param, ctx)
+
+
+class MemorySize(Size):
+    """A size, or ``auto``: most of what the system has available."""
+
+    name = "bytes|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return auto_budget_bytes()
+        return super().convert(value, param, ctx)
 
 
 SIZE = Size()
@@ -65,7 +76,9 @@ load_options = apply(
             help="What computes an expert.",
         ),
         click.option("--expert-budget", type=SIZE, help="Most bytes of experts in memory.  [default: all of them]"),
-        click.option("--memory-budget", type=SIZE, help="Most memory of the whole process; experts get what is left."),
+        click.option(
+            "--memory-budget", type=MemorySize(), help="Most memory of the whole process; experts get what is left."
+        ),
         click.option(
             "--prefill-chunk", type=click.IntRange(1), help="Prompt tokens a pass.  [default: the bundle's, 512]"
         ),

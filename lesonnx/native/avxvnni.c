@@ -1,4 +1,6 @@
-/* AVX-VNNI: the 256-bit body with vpdpbusd in its VEX encoding (client processors without AVX-512). */
+/* AVX-VNNI: vpdpbusd on 256 bits in its VEX encoding (client processors without AVX-512). */
+#include "kernel.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -10,21 +12,27 @@
 #endif
 
 #include "elementwise.h"
+#include "x86_256.h"
 
-LESONNX_INLINE __m256i step_dot(const __m256i *w, int vectors, int full, const uint8_t *unit) {
-    const __m256i *input = (const __m256i *)unit;
-    __m256i sum = _mm256_load_si256(input + vectors);
+#define MAX_ROWS 2
+#define PANEL_ROWS 8
+#define SIGNED_FULL 0
+
+LESONNX_INLINE ivec dot(int full, int parts, ivec acc, ivec weight, ivec input) {
+    (void)full, (void)parts;
+    return _mm256_dpbusd_avx_epi32(acc, weight, input);
+}
+LESONNX_INLINE ivec sums(int full, ivec acc) {
     (void)full;
-    for (int v = 0; v < vectors; v++) {
-        sum = _mm256_dpbusd_avx_epi32(sum, w[v], _mm256_load_si256(input + v));
-    }
-    return sum;
+    return acc;
 }
 
-#include "x86_256.h"
-#include "x86_256_multiply.h"
+#include "tile.h"
+#include "x86_float.h"
 
-const lesonnx_isa_table lesonnx_avxvnni = {"avxvnni", lesonnx_prepare, multiply, lesonnx_activate, scratch_bytes};
+static void multiply(const lesonnx_product *p) { (p->format->bits == 32 ? multiply_float : multiply_tiles)(p); }
+
+const lesonnx_isa_table lesonnx_avxvnni = {"avxvnni", lesonnx_prepare, multiply, lesonnx_activate, tile_scratch_bytes};
 
 #if defined(__clang__)
 #pragma clang attribute pop

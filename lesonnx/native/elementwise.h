@@ -50,61 +50,54 @@ LESONNX_INLINE float lesonnx_quantize_block(const float *x, int64_t n, int64_t b
     return maximum / 127.0f;
 }
 
-LESONNX_INLINE void lesonnx_prepare_step(const lesonnx_format *f, int vectors, int bits, const float *x, int64_t step,
-                                         uint8_t *unit) {
+/* The blocks of one step: levels in granule order, sums and scales. */
+LESONNX_INLINE void lesonnx_prepare_step(const lesonnx_format *f, int bits, const float *x, int64_t step,
+                                         uint8_t *row) {
     const int expand = 8 / bits;
     const int64_t block = f->block_size;
-    int8_t q[LESONNX_MAX_VECTORS * LESONNX_UNIT];
-    float block_scale[8];
+    int8_t q[128];
+    int32_t *sums = (int32_t *)(row + f->sums_at) + step * f->parts;
+    float *scales = (float *)(row + f->scales_at) + step * f->parts;
     for (int32_t part = 0; part < f->parts; part++) {
         const int64_t start = (step * f->parts + part) * block;
         const int64_t n = lesonnx_max(0, lesonnx_min(block, f->columns - start));
+        int8_t *levels = q + part * block;
         if (n == 128) {
-            block_scale[part] = lesonnx_quantize_block(x + start, 128, 128, q + part * block);
+            scales[part] = lesonnx_quantize_block(x + start, 128, 128, levels);
         } else if (n == 32) {
-            block_scale[part] = lesonnx_quantize_block(x + start, 32, block, q + part * block);
+            scales[part] = lesonnx_quantize_block(x + start, 32, block, levels);
         } else {
-            block_scale[part] = lesonnx_quantize_block(n ? x + start : x, n, block, q + part * block);
+            scales[part] = lesonnx_quantize_block(n ? x + start : x, n, block, levels);
         }
-    }
-    int8_t *ordered = (int8_t *)unit;
-    int32_t sums[8] = {0};
-    for (int v = 0; v < vectors; v++) {
-        const int8_t *group = q + (v / expand) * LESONNX_UNIT * expand + v % expand;
-        for (int i = 0; i < LESONNX_UNIT; i++) {
-            ordered[v * LESONNX_UNIT + i] = group[i * expand];
+        int32_t sum = 0;
+        for (int64_t i = 0; i < block; i++) {
+            sum += levels[i];
         }
+        sums[part] = -(1 << (bits - 1)) * sum;
     }
-    for (int v = 0; v < vectors; v++) {
-        for (int lane = 0; lane < 8; lane++) {
-            const int8_t *four = ordered + v * LESONNX_UNIT + lane * 4;
-            sums[lane] += four[0] + four[1] + four[2] + four[3];
+    const int unit_levels = LESONNX_UNIT * expand;
+    int8_t *ordered = (int8_t *)row + step * f->units * unit_levels;
+    for (int32_t u = 0; u < f->units; u++) {
+        for (int r = 0; r < expand; r++) {
+            for (int i = 0; i < LESONNX_UNIT; i++) {
+                ordered[u * unit_levels + r * LESONNX_UNIT + i] = q[u * unit_levels + i * expand + r];
+            }
         }
-    }
-    int32_t *offset = (int32_t *)(unit + vectors * LESONNX_UNIT);
-    float *scale = (float *)(unit + (vectors + 1) * LESONNX_UNIT);
-    for (int lane = 0; lane < 8; lane++) {
-        offset[lane] = -(1 << (bits - 1)) * sums[lane];
-        scale[lane] = block_scale[lane * f->parts / 8];
     }
 }
 
 static void lesonnx_prepare(const lesonnx_format *f, const float *x, int64_t first, int64_t last, uint8_t *row) {
     if (f->bits == 32) {
         const int64_t end = lesonnx_min(f->columns, last * 16);
-        memcpy(row + first * f->unit_bytes, x + first * 16, (size_t)(end - first * 16) * 4);
+        memcpy(row + first * 64, x + first * 16, (size_t)(end - first * 16) * 4);
         memset(row + end * 4, 0, (size_t)(last * 16 - end) * 4);
         return;
     }
     for (int64_t step = first; step < last; step++) {
-        uint8_t *unit = row + step * f->unit_bytes;
-        switch (f->bits * 8 + f->vectors) {
-            case 8 * 8 + 4: lesonnx_prepare_step(f, 4, 8, x, step, unit); break;
-            case 8 * 8 + 2: lesonnx_prepare_step(f, 2, 8, x, step, unit); break;
-            case 8 * 8 + 1: lesonnx_prepare_step(f, 1, 8, x, step, unit); break;
-            case 4 * 8 + 4: lesonnx_prepare_step(f, 4, 4, x, step, unit); break;
-            case 4 * 8 + 2: lesonnx_prepare_step(f, 2, 4, x, step, unit); break;
-            default: lesonnx_prepare_step(f, 4, 2, x, step, unit); break;
+        switch (f->bits) {
+            case 8: lesonnx_prepare_step(f, 8, x, step, row); break;
+            case 4: lesonnx_prepare_step(f, 4, x, step, row); break;
+            default: lesonnx_prepare_step(f, 2, x, step, row); break;
         }
     }
 }

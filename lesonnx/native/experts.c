@@ -1,7 +1,6 @@
 /* Computes a batch of experts: checks it, cuts it into tickets, and lets any number of threads draw them.
  *
- * It knows nothing of ONNX Runtime. Tickets are drawn in order from one counter, so a thread never waits for a ticket
- * that nobody has begun: prepare input rows, then columns of gate and up with their activation, then columns of down.
+ * It knows nothing of ONNX Runtime. Tickets are drawn in order from one counter, and wait only for lower ones: prepare input rows, then columns of gate and up with their activation, then columns of down.
  * How the work is cut decides speed alone; every output element is one canonical product.
  */
 #include <inttypes.h>
@@ -105,7 +104,22 @@ static void prepare_ticket(run *r, int64_t ticket) {
     atomic_fetch_sub_explicit(&r->prepare_left, 1, memory_order_release);
 }
 
-static void up_ticket(run *r, int64_t ticket, uint8_t *scratch) {
+/* The first weights that a ticket reads; NULL for one that only prepares. */
+static const uint8_t *weights_of(const run *r, int64_t ticket) {
+    ticket -= r->prepare_tickets;
+    if (ticket < 0 || ticket >= r->num_pieces * (r->up_tickets + r->down_tickets)) {
+        return NULL;
+    }
+    if (ticket < r->num_pieces * r->up_tickets) {
+        return r->pieces[ticket / r->up_tickets].expert + r->kind->gate.weight_offset +
+               ticket % r->up_tickets * r->up_columns * r->gate.weight_stride;
+    }
+    ticket -= r->num_pieces * r->up_tickets;
+    return r->pieces[ticket / r->down_tickets].expert + r->kind->down.weight_offset +
+           ticket % r->down_tickets * r->down_columns * r->down.weight_stride;
+}
+
+static void up_ticket(run *r, int64_t ticket, const uint8_t *next, uint8_t *scratch) {
     const int64_t index = ticket / r->up_tickets, sub = ticket % r->up_tickets;
     const piece *p = &r->pieces[index];
     const int64_t size = r->kind->intermediate_size;
@@ -132,6 +146,8 @@ static void up_ticket(run *r, int64_t ticket, uint8_t *scratch) {
     gate.out = gate_out;
     up.out = up_out;
     gate.scratch = up.scratch = scratch + lesonnx_ceil_div(2 * p->m * r->up_columns * 4, 64) * 64;
+    gate.next = up.weights + first * r->up.weight_stride;
+    up.next = next;
     r->isa->multiply(&gate);
     r->isa->multiply(&up);
     for (int64_t i = 0; i < p->m; i++) {
@@ -150,7 +166,7 @@ static void up_ticket(run *r, int64_t ticket, uint8_t *scratch) {
     }
 }
 
-static void down_ticket(run *r, int64_t ticket, uint8_t *scratch) {
+static void down_ticket(run *r, int64_t ticket, const uint8_t *next, uint8_t *scratch) {
     const int64_t index = ticket / r->down_tickets;
     const piece *p = &r->pieces[index];
     const uint8_t *rows[PIECE_ROWS];
@@ -166,6 +182,7 @@ static void down_ticket(run *r, int64_t ticket, uint8_t *scratch) {
     down.rows = rows;
     down.out = out;
     down.scratch = scratch;
+    down.next = next;
     wait_for_zero(&r->piece_left[index]);
     r->isa->multiply(&down);
 }
@@ -187,6 +204,8 @@ static void aligned_free(void *buffer) {
     }
 }
 
+static int64_t draw(run *r) { return atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed); }
+
 /* A worker: draws tickets until none is left. `index` is of no interest. */
 static void work(void *data, size_t index) {
     run *r = data;
@@ -198,19 +217,22 @@ static void work(void *data, size_t index) {
     if (!scratch) {
         return; /* other workers may manage; what nobody did is counted at the end */
     }
-    for (;;) {
-        int64_t ticket = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
-        if (ticket >= r->total) {
-            break;
-        }
-        if (ticket < r->prepare_tickets) {
+    int64_t ticket = draw(r);
+    while (ticket < r->total) {
+        /* Drawn early, so that its weights can be prefetched. No deadlock: the lowest unfinished ticket never waits,
+         * and whoever holds it is not at work on a higher one. */
+        const int64_t next = draw(r);
+        const uint8_t *next_weights = weights_of(r, next);
+        const int64_t up = ticket - r->prepare_tickets, down = up - r->num_pieces * r->up_tickets;
+        if (up < 0) {
             prepare_ticket(r, ticket);
-        } else if ((ticket -= r->prepare_tickets) < r->num_pieces * r->up_tickets) {
-            up_ticket(r, ticket, scratch);
+        } else if (down < 0) {
+            up_ticket(r, up, next_weights, scratch);
         } else {
-            down_ticket(r, ticket - r->num_pieces * r->up_tickets, scratch);
+            down_ticket(r, down, next_weights, scratch);
         }
         atomic_fetch_add_explicit(&r->done, 1, memory_order_relaxed);
+        ticket = next;
     }
     aligned_free(scratch);
 }
@@ -466,21 +488,4 @@ int lesonnx_matmul(const lesonnx_matrix *matrix, const uint8_t *weights, int64_t
     aligned_free(scratch);
     aligned_free(prepared);
     return LESONNX_OK;
-}
-
-uint64_t lesonnx_read_memory(const void *data, size_t bytes) {
-    const uint8_t *from = data;
-    uint64_t sums[16] = {0};
-    for (size_t at = 0; at + sizeof sums <= bytes; at += sizeof sums) {
-        uint64_t words[16];
-        memcpy(words, from + at, sizeof words);
-        for (int i = 0; i < 16; i++) {
-            sums[i] += words[i];
-        }
-    }
-    uint64_t total = 0;
-    for (int i = 0; i < 16; i++) {
-        total += sums[i];
-    }
-    return total;
 }

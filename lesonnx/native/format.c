@@ -21,29 +21,32 @@ int lesonnx_fail(char *message, size_t bytes, const char *format, ...) {
 lesonnx_format lesonnx_format_of(const lesonnx_matrix *m) {
     lesonnx_format f = {0};
     f.bits = (int32_t)m->bits;
+    f.rows = m->rows;
     f.columns = m->columns;
     if (m->bits == 32) {
         f.parts = 1;
         f.step_columns = 16;
         f.steps = lesonnx_ceil_div(m->columns, 16);
         f.full_steps = m->columns / 16;
-        f.step_bytes = f.unit_bytes = 64;
+        f.step_bytes = 64;
         f.weight_stride = m->columns * 4;
-        f.row_bytes = f.steps * f.unit_bytes;
+        f.row_bytes = f.steps * 64;
         return f;
     }
     const int64_t block_bytes = m->block_size * m->bits / 8;
     f.block_size = (int32_t)m->block_size;
+    f.expand = 8 / f.bits;
     f.step_bytes = lesonnx_max(block_bytes, LESONNX_UNIT);
+    f.units = (int32_t)(f.step_bytes / LESONNX_UNIT);
     f.parts = (int32_t)(f.step_bytes / block_bytes);
     f.step_columns = m->block_size * f.parts;
-    f.vectors = (int32_t)(f.step_columns / LESONNX_UNIT);
     f.blocks = lesonnx_ceil_div(m->columns, m->block_size);
     f.steps = lesonnx_ceil_div(f.blocks, f.parts);
     f.full_steps = f.blocks / f.parts;
     f.weight_stride = f.blocks * block_bytes;
-    f.unit_bytes = (f.vectors + 2) * LESONNX_UNIT;
-    f.row_bytes = f.steps * f.unit_bytes;
+    f.sums_at = f.steps * f.step_columns;
+    f.scales_at = f.sums_at + f.steps * f.parts * 4;
+    f.row_bytes = lesonnx_ceil_div(f.scales_at + f.steps * f.parts * 4, 64) * 64;
     return f;
 }
 

@@ -1,9 +1,9 @@
 /* What the instruction-set files share: the prepared input row, the product they compute, and their table of functions.
  *
- * Canonical arithmetic (docs/kernel.md): a weight row is cut into steps. A step has `vectors` vectors of 32 unpacked
- * weights; lane j of 8 sums bytes 4j..4j+3 of each, as integers. Then lane j does one fused multiply-add,
- * acc[j] = fma((float)sum[j], input_scale * weight_scale, acc[j]), and at the end of the row the lanes are added
- * pairwise: ((0+1)+(2+3)) + ((4+5)+(6+7)). Every file gives exactly these bits, in whatever order it visits rows.
+ * Canonical arithmetic (docs/kernel.md): the sum S of a block's products (int8 input times weight less zero point) is an
+ * exact integer, so its order is free. An output is the fold over the blocks of its row, in order, of
+ * acc = fma((float)S, input_scale * weight_scale, acc), from acc = 0; then the bias is added. Every file gives exactly
+ * these bits, in whatever order it visits rows and columns.
  */
 #ifndef LESONNX_KERNEL_H
 #define LESONNX_KERNEL_H
@@ -21,31 +21,34 @@
 
 #define LESONNX_INLINE static inline __attribute__((always_inline, unused))
 
-#define LESONNX_UNIT 32       /* bytes of a vector: 8 lanes of 4 */
-#define LESONNX_MAX_VECTORS 4 /* a step has 1, 2 or 4 vectors */
+#define LESONNX_UNIT 16 /* packed weight bytes that are unpacked together */
 
-/* How a matrix's rows, and the input rows that meet them, are cut into steps.
+/* How a matrix's rows, and the input rows that meet them, are cut.
  *
- * A 32-byte group of packed weights gives 8 / bits vectors; byte i of vector r is element i * (8 / bits) + r of the
- * group, so input rows are prepared in that order. A block of at least 32 packed bytes is one step (parts = 1);
- * shorter blocks share a step of one group, `parts` of them, each owning 8 / parts lanes.
+ * A unit is 16 packed bytes of a weight row. It unpacks to `expand` = 8 / bits granules of 16 weights: weight i of
+ * granule r is element i * expand + r of the unit. A step is the least run of whole units and whole blocks: one block
+ * of `units` units, or one unit of `parts` blocks (4 / parts groups of 4 bytes each).
  *
- * Prepared input row, per step: int8 [vectors, 32], then per lane int32 [8] -zero_point * sum of the lane's inputs,
- * then float [8] the input scale of the lane's block. bits 32: just the floats, padded with zeros to 16 (a step). */
+ * A prepared input row has int8 [steps, units, expand, 16] in the order of the granules, then for each block int32
+ * -zero_point * (sum of its inputs), then for each block the float input scale; blocks rounded up to whole steps. With
+ * 32 bits it is just the floats, padded with zeros to steps of 16. */
 typedef struct {
     int32_t bits;
     int32_t block_size;
-    int32_t vectors;
+    int32_t expand;
+    int32_t units;
     int32_t parts;
+    int64_t rows;
     int64_t columns;
     int64_t blocks;        /* scales of a weight row */
     int64_t steps;         /* steps of a row, the last perhaps partial */
-    int64_t full_steps;    /* steps whose `parts` blocks all exist */
+    int64_t full_steps;    /* steps that lie wholly in the row */
     int64_t step_columns;  /* columns that a step covers */
     int64_t step_bytes;    /* packed weight bytes of a step */
     int64_t weight_stride; /* bytes from one weight row to the next */
-    int64_t unit_bytes;    /* prepared bytes of a step */
-    int64_t row_bytes;     /* prepared bytes of a row */
+    int64_t sums_at;       /* where the int32 sums of a prepared row begin */
+    int64_t scales_at;     /* where its scales begin */
+    int64_t row_bytes;     /* prepared bytes of a row, a multiple of 64 */
 } lesonnx_format;
 
 /* out[i][n - first] = rows[i] . W[n] + bias[n] for n in first..last-1 and the m prepared rows. */
@@ -59,7 +62,8 @@ typedef struct {
     const uint8_t *const *rows;
     int64_t m;
     float *const *out;
-    uint8_t *scratch; /* scratch_bytes(format, m), 64-byte aligned */
+    uint8_t *scratch;    /* scratch_bytes(format, m), 64-byte aligned */
+    const uint8_t *next; /* weights that this thread will read after these, to be prefetched; or NULL */
 } lesonnx_product;
 
 /* An instruction set. Functions keep no state. */
@@ -89,7 +93,7 @@ LESONNX_INLINE int64_t lesonnx_min(int64_t a, int64_t b) { return a < b ? a : b;
 LESONNX_INLINE int64_t lesonnx_max(int64_t a, int64_t b) { return a > b ? a : b; }
 LESONNX_INLINE int64_t lesonnx_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Product of one row with 16 lanes of float accumulators (bits 32) ends like this everywhere. */
+/* The sum of the 8 lanes that a float product (bits 32) ends with. */
 LESONNX_INLINE float lesonnx_add_lanes(const float *a) {
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((a[4] + a[5]) + (a[6] + a[7]));
 }
