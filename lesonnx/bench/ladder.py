@@ -24,6 +24,7 @@ from rich.table import Table
 from lesonnx.bench.flash import measure_flash
 from lesonnx.bench.row import PLAIN, TENSOR_MAJOR, RowSpec
 from lesonnx.bench.tensor_major import room_problem, write_copy
+from lesonnx.bench.trace import read_trace
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.errors import InputError, LesonnxError
@@ -195,14 +196,18 @@ def prompt_ids(bundle: Bundle, prompt: str | None) -> list[int]:
 
 def trace_steps(path: Path, bundle: Bundle) -> NDArray[np.int64]:
     """The decode steps [steps, layers, k] of a trace; InputError where they do not fit the bundle."""
-    import csv
-
-    steps: dict[int, dict[int, list[int]]] = {}
-    with path.open(encoding="utf-8") as file:
-        for row in csv.reader(line for line in file if not line.startswith("#")):
-            if row[0] != "turn" and row[1] == "1":
-                steps.setdefault(int(row[2]), {}).setdefault(int(row[3]), []).append(int(row[5]))
-    return np.array([[layers[layer] for layer in sorted(layers)] for layers in steps.values()], np.int64)
+    trace = read_trace(path)
+    model = bundle.manifest.model
+    per_tok = [layer.num_experts_per_tok for layer in bundle.manifest.expert_layers]
+    if trace.num_experts > model.num_experts or trace.num_experts_per_tok != per_tok:
+        theirs = f"{len(trace.num_experts_per_tok)} layers, {max(trace.num_experts_per_tok)} of {trace.num_experts}"
+        raise InputError(
+            f"{path}: is of {theirs} experts a token; {bundle.directory} has {len(per_tok)} layers, {max(per_tok)} of"
+            f" {model.num_experts}"
+        )
+    if len(set(per_tok)) > 1:
+        raise InputError(f"{bundle.directory}: layers differ in experts a token, which --routing does not take")
+    return np.array([[rows[0] for rows in step.layers] for step in trace.steps if step.is_decode], np.int64)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
