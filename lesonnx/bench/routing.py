@@ -28,6 +28,7 @@ class TraceRouting:
         self._steps = steps
         self._scores = [predictions(step, num_experts, recall, (seed, number)) for number, step in enumerate(steps)]
         self._step = first_step - 1
+        self._rows: list[int] = []
 
     def begin_step(self, num_rows: int) -> None:
         """Go on to the next step; several rows take several steps of the trace."""
@@ -36,10 +37,14 @@ class TraceRouting:
 
     def ids(self, place: int) -> Ids:
         """What the router of MoE layer number ``place`` chose: [T,k]."""
+        if len(self._rows) == 1:
+            return self._steps[self._rows[0], place : place + 1]
         return self._steps[self._rows, place]
 
     def scores(self, place: int) -> Scores:
         """A prediction [T,E] for MoE layer number ``place``, the same however often it is asked for in a step."""
+        if len(self._rows) == 1:
+            return self._scores[self._rows[0]][place : place + 1]
         return np.stack([self._scores[row][place] for row in self._rows])
 
 
