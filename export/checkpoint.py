@@ -33,11 +33,16 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON: {_reason(error)}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(document).__name__}")
     return document
+
+
+def _reason(error: BaseException) -> str:
+    """Why, without the path that an OSError repeats."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,8 @@ class Checkpoint:
                     view = file.get_slice(key)
                     found[key] = TensorInfo(path, key, tuple(view.get_shape()), view.get_dtype())
                 return found
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file: {_reason(error)}") from None
 
     def _canonical(self, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
         for prefix in PREFIXES:
@@ -147,9 +152,13 @@ class Checkpoint:
         try:
             with safe_open(info.file, framework="numpy") as file:
                 data = file.get_tensor(info.key) if index is None else file.get_slice(info.key)[index]
-                return np.array(data, dtype=np.float32, order="C")
+                array = np.array(data, dtype=np.float32, order="C")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{info.file}: tensor {info.key!r} cannot be read: {error}") from None
+        # Minimum and maximum show NaN and infinity without a second array.
+        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise CheckpointError(f"{info.file}: tensor {info.key!r} holds values that are not finite")
+        return array
 
     def rows(self, name: str, rows_at_once: int) -> Iterator[Float32]:
         """A matrix in chunks of rows, for tensors too large to hold at once."""

@@ -6,6 +6,7 @@ Every key that a family reads is recorded, so that what it left unread can be to
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Any
 
 from lesonnx.errors import CheckpointError
@@ -40,6 +41,9 @@ class Config:
         self.values: dict[str, Any] = {**raw, **nested} if nested else dict(raw)
         self.values.pop("text_config", None)
         self.read: set[str] = set()
+        # The family's defaults, as transformers has them for that model_type, and those that were taken.
+        self.defaults: dict[str, Any] = {}
+        self.defaulted: set[str] = set()
 
     @property
     def model_type(self) -> str:
@@ -49,11 +53,15 @@ class Config:
         return value
 
     def raw(self, key: str, default: Any = _MISSING) -> Any:
-        """The value of a key in any of its spellings; null counts as left out."""
-        for spelling in ALIASES.get(key, (key,)):
-            self.read.add(spelling)
+        """The value of a key in any of its spellings; where it is left out (but not where it is null), the default."""
+        spellings = ALIASES.get(key, (key,))
+        self.read |= set(spellings)
+        for spelling in spellings:
             if self.values.get(spelling) is not None:
                 return self.values[spelling]
+        if key in self.defaults and not any(spelling in self.values for spelling in spellings):
+            self.defaulted.add(key)
+            return self.defaults[key]
         if default is _MISSING:
             raise CheckpointError(f"config.json: {key} is missing")
         return default
@@ -68,7 +76,7 @@ class Config:
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         value = self.raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise CheckpointError(f"config.json: {key} must be a number, found {value!r}")
         return float(value)
 
@@ -100,13 +108,13 @@ class Config:
                     f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}"
                 )
         theta = self.raw("rope_parameters", {}).get("rope_theta", self.raw("rope_theta", default))
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
             raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
         return float(theta)
 
     def token_ids(self, key: str) -> list[int]:
         """Token ids that may be written as one number, a list, or left out."""
-        value = self.values.get(key)
+        value = self.values.get(key, self.defaults.get(key))
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
             raise CheckpointError(f"config.json: {key} must be a token id or a list of them, found {value!r}")

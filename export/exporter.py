@@ -38,8 +38,9 @@ from lesonnx_export.checkpoint import Checkpoint, Weights, read_json
 from lesonnx_export.config import Config
 from lesonnx_export.expert import PACK_NAME, make_kind
 from lesonnx_export.graph import DenseStore, StoredTensor
+from lesonnx_export.journal import NAME as JOURNAL_NAME
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import LayerPlan, PackWriter, layer_directory, read_expert
+from lesonnx_export.pack import LayerPlan, PackWriter, layer_directory, read_expert, write_models
 from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
@@ -113,10 +114,19 @@ class ExportPlan:
 def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
     """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
     config = Config(checkpoint.config)
+    try:
+        return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
+    except CheckpointError as error:
+        if not config.defaulted:
+            raise
+        left_out = ", ".join(sorted(config.defaulted))
+        raise CheckpointError(f"{error} (config.json leaves out {left_out}: transformers' defaults hold)") from None
+
+
+def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, weights: Weights) -> ExportPlan:
     architecture = make_decoder(config)
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
-    weights = weights or Weights(checkpoint, rehearsal=True)
     store = DenseStore(None)
     builder = PartBuilder(architecture, weights, store, options.precision)
     part_ends = []
@@ -212,50 +222,55 @@ def export_bundle(
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """
     options = options or ExportOptions()
-    if bundle.exists():
+    partial = bundle.absolute().parent / f".{bundle.name}.partial"
+    with _failures_in_one_line(partial):
+        _check_target(bundle)
+        plan = make_plan(Checkpoint(checkpoint_directory), options)
+        fingerprint = _fingerprint(plan, options)
+        _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
+        journal = _open_journal(partial, fingerprint, resume)
+        try:
+            announce(plan)
+            report = _export(plan, options, partial, journal, progress)
+            _check_target(bundle)
+            journal.remove()
+            partial.replace(bundle)
+        except CheckpointError:
+            # Another try would meet the same tensor: nothing is left that looks as if it could be gone on with.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        finally:
+            journal.close()
+    report.bundle = bundle
+    return report
+
+
+def _check_target(bundle: Path) -> None:
+    if os.path.lexists(bundle):
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
     if not bundle.absolute().parent.is_dir():
         raise InputError(f"{bundle.parent}: no such directory to write the bundle into")
-    plan = make_plan(Checkpoint(checkpoint_directory), options)
-    partial = bundle.absolute().parent / f".{bundle.name}.partial"
-    fingerprint = _fingerprint(plan, options)
-    journal = _open_journal(partial, fingerprint, resume)
-    try:
-        _check_disk(partial, plan.total_bytes - journal.written_bytes)
-        announce(plan)
-        with _failures_in_one_line(partial):
-            report = _export(plan, options, partial, journal, progress)
-            partial.replace(bundle)
-    finally:
-        journal.close()
-    report.bundle = bundle
-    return report
 
 
 def _export(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> ExportReport:
-    # First, since a broken tokenizer should not show after hours of quantizing.
+    # First, since a broken tokenizer or token id should not show after hours of quantizing.
+    _facts(plan)
+    shutil.rmtree(partial / "tokenizer", ignore_errors=True)
     progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
     _write_experts(plan, options, partial, journal, progress)
     write_stages(plan, partial)
-    return finish(plan, options, partial, journal, progress, make_manifest(plan, options, dense, tokenizer), warnings)
+    return finish(plan, partial, progress, make_manifest(plan, options, dense, tokenizer), warnings)
 
 
 def finish(
-    plan: ExportPlan,
-    options: ExportOptions,
-    partial: Path,
-    journal: Journal,
-    progress: Progress,
-    manifest: Manifest,
-    warnings: list[str],
+    plan: ExportPlan, partial: Path, progress: Progress, manifest: Manifest, warnings: list[str]
 ) -> ExportReport:
-    """Write the manifest and the checksums: the bundle is whole."""
+    """Write the manifest and the checksums: the bundle is whole once the journal goes."""
     (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    journal.remove()
     progress("checksums", 0)
     total_bytes = write_checksums(partial)
     return ExportReport(
@@ -325,6 +340,8 @@ def write_parts(
         for entry in journal.entries("part")
     ]
     start = plan.part_ends[len(written) - 1] if written else 0
+    if start:
+        _check_length(directory / DenseStore.location, start)
     store = DenseStore(directory / DenseStore.location, start)
     for entry in journal.entries("part"):
         store.shared |= {
@@ -352,10 +369,22 @@ def write_parts(
     return written
 
 
+def _check_length(path: Path, length_bytes: int, exactly: bool = False) -> None:
+    """Whether a file still holds what the journal says was finished."""
+    found = path.stat().st_size if path.is_file() else 0
+    if found < length_bytes or (exactly and found != length_bytes):
+        raise InputError(
+            f"{path}: has {found:,} bytes, the journal says {length_bytes:,}; export without --resume to begin anew"
+        )
+
+
 def save_part(built: BuiltPart, partial: Path) -> None:
     """Write a part's model beside its weights."""
     path = partial / built.part.path
-    path.write_bytes(built.model.SerializeToString())
+    with path.open("wb") as file:
+        file.write(built.model.SerializeToString())
+        file.flush()
+        os.fsync(file.fileno())
     # The checker also follows the external data, so a part that names bytes beyond the file ends here.
     onnx.checker.check_model(str(path))
 
@@ -364,6 +393,11 @@ def _write_experts(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> None:
     done = {int(entry["layer_idx"]) for entry in journal.entries("experts")}
+    for layer in plan.layers:
+        if layer.layer_idx in done:
+            _check_length(layer_directory(partial, layer.layer_idx) / PACK_NAME, layer.pack_bytes, exactly=True)
+            # Small and derived from the plan alone: written again, so a power cut cannot have left them half there.
+            write_models(partial, layer)
     progress("experts", sum(layer.pack_bytes for layer in plan.layers if layer.layer_idx in done))
     todo = [layer for layer in plan.layers if layer.layer_idx not in done]
     if not todo:
@@ -385,7 +419,7 @@ def write_stages(plan: ExportPlan, partial: Path) -> None:
 
 
 def _facts(plan: ExportPlan) -> ModelFacts:
-    architecture, config = plan.architecture, Config(plan.checkpoint.config)
+    architecture, config = plan.architecture, plan.architecture.config
     generation_path = plan.checkpoint.directory / "generation_config.json"
     generation = Config(read_json(generation_path)) if generation_path.exists() else config
     eos = generation.token_ids("eos_token_id") or config.token_ids("eos_token_id")
@@ -412,7 +446,8 @@ def write_checksums(root: Path) -> int:
     """Write ``checksums.json`` (size and SHA-256 of every file); gives the bytes of all files together."""
     files: dict[str, dict[str, int | str]] = {}
     total_bytes = 0
-    for path in sorted(p for p in root.rglob("*") if p.is_file() and p.name != "checksums.json"):
+    left_out = {root / "checksums.json", root / JOURNAL_NAME}
+    for path in sorted(p for p in root.rglob("*") if p.is_file() and p not in left_out):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         files[path.relative_to(root).as_posix()] = {"size_bytes": path.stat().st_size, "sha256": digest}
@@ -442,20 +477,25 @@ def _open_journal(partial: Path, fingerprint: str, resume: bool) -> Journal:
         if not partial.is_dir():
             raise InputError(f"{partial}: nothing to resume; export without --resume")
         return Journal.reopen(partial, fingerprint)
-    if partial.exists():
+    if partial.is_dir() and not partial.is_symlink():
         shutil.rmtree(partial)
+    else:
+        partial.unlink(missing_ok=True)
     partial.mkdir()
     return Journal.create(partial, fingerprint)
 
 
-def _check_disk(partial: Path, needed_bytes: int) -> None:
-    free = shutil.disk_usage(partial).free
-    if free < needed_bytes + SPARE_BYTES:
-        if not any(partial.rglob("*.pack")):
-            shutil.rmtree(partial)
-        raise LesonnxError(
-            f"{partial.parent}: the bundle needs {needed_bytes + SPARE_BYTES:,} bytes, the disk has {free:,} free"
-        )
+def _allocated_bytes(directory: Path) -> int:
+    """What a broken export takes on the disk already; its packs are sparse until they are written."""
+    blocks = (getattr(path.stat(), "st_blocks", 0) for path in directory.rglob("*") if path.is_file())
+    return 512 * sum(blocks)
+
+
+def _check_disk(directory: Path, needed_bytes: int) -> None:
+    needed_bytes = max(needed_bytes, 0) + SPARE_BYTES
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes:
+        raise LesonnxError(f"{directory}: the bundle needs {needed_bytes:,} bytes, the disk has {free:,} free")
 
 
 @contextmanager
@@ -463,7 +503,7 @@ def _failures_in_one_line(partial: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LesonnxError(f"{partial}: the disk is full; make room and export again with --resume") from None
         raise LesonnxError(f"{error.filename or partial}: {error.strerror or error}") from None
     except onnx.checker.ValidationError as error:

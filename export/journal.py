@@ -35,19 +35,22 @@ class Journal:
     def reopen(cls, directory: Path, fingerprint: str) -> Journal:
         """Go on with a journal; InputError where it is not there or belongs to another export."""
         path = directory / NAME
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        # A line without its end was being written when the export broke off.
-        whole = [line for line in lines if line.endswith("\n")]
         try:
-            records = [json.loads(line) for line in whole]
-        except ValueError:
-            raise InputError(f"{path}: not readable; export without --resume to begin anew") from None
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            # What follows the last line's end was being written when the export broke off.
+            whole = lines[:-1]
+            records = [dict(json.loads(line)) for line in whole]
+            complete = all(entry["what"] and int(entry["bytes"]) >= 0 for entry in records[1:])
+        except (ValueError, TypeError, KeyError):
+            complete = False
+        if not complete:
+            raise InputError(f"{path}: not readable; export without --resume to begin anew")
         if not records or records[0].get("fingerprint") != fingerprint:
             raise InputError(
                 f"{directory}: was begun with another checkpoint or options; export without --resume to begin anew"
             )
-        with path.open("r+", encoding="utf-8") as file:
-            file.truncate(sum(len(line.encode()) for line in whole))
+        with path.open("r+b") as file:
+            file.truncate(sum(len(line) + 1 for line in whole))
         return cls(path, records[1:], path.open("a", encoding="utf-8"))
 
     def _append(self, record: dict[str, Any]) -> None:

@@ -9,10 +9,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
@@ -71,12 +73,36 @@ _architecture: Decoder
 _weights: Weights
 
 
-def _start_worker(checkpoint_directory: Path) -> None:
-    """Open the checkpoint once a process; Ctrl-C is the parent's to handle."""
+def _open_checkpoint(directory: Path) -> None:
+    """Open the checkpoint, once a process."""
     global _architecture, _weights
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    checkpoint = Checkpoint(checkpoint_directory)
+    checkpoint = Checkpoint(directory)
     _architecture, _weights = make_decoder(Config(checkpoint.config)), Weights(checkpoint)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, not even while Python starts: it is the parent's to handle."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _InProcess(Executor):
+    """One worker without a process of its own: a task is done when it is given."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (raised again where the result is asked for)
+            future.set_exception(error)
+        return future
 
 
 def _write_experts(path: Path, plan: LayerPlan, places: list[int | None]) -> int:
@@ -117,14 +143,20 @@ def write_models(root: Path, plan: LayerPlan) -> int:
 
 
 class PackWriter:
-    """Writes packs with a pool of processes. Layers finish in order; a layer is announced once all of it is on disk."""
+    """Writes packs with a pool of processes, one worker in this process. A layer is announced once it is on disk."""
 
     def __init__(self, checkpoint_directory: Path, root: Path, num_workers: int) -> None:
         self._root = root
+        self._pool: Executor
+        if num_workers == 1:
+            _open_checkpoint(checkpoint_directory)
+            self._pool = _InProcess()
+            self._ahead = 1
+            return
         self._pool = ProcessPoolExecutor(
             num_workers,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
+            initializer=_open_checkpoint,
             initargs=(checkpoint_directory,),
         )
         self._ahead = 2 * num_workers
@@ -144,7 +176,7 @@ class PackWriter:
                         break
                     plan, places = task
                     path = layer_directory(self._root, plan.layer_idx) / PACK_NAME
-                    pending[self._pool.submit(_write_experts, path, plan, places)] = plan
+                    pending[self._submit(path, plan, places)] = plan
                 done, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in done:
                     plan = pending.pop(future)
@@ -155,6 +187,12 @@ class PackWriter:
                         yield plan
         except BrokenProcessPool:
             raise LesonnxError("a worker process died (out of memory?); export again with --resume") from None
+
+    def _submit(self, path: Path, plan: LayerPlan, places: list[int | None]) -> Future[int]:
+        if isinstance(self._pool, _InProcess):
+            return self._pool.submit(_write_experts, path, plan, places)
+        with _interrupts_held():
+            return self._pool.submit(_write_experts, path, plan, places)
 
     def _tasks(
         self, plans: list[LayerPlan], open_tasks: dict[int, int]

@@ -130,7 +130,8 @@ def write_synthetic(
         manifest = make_manifest(plan, options, dense, None)
         manifest = manifest.model_copy(update={"producer": f"{manifest.producer}, synthetic {shape}: random weights"})
         note = "random weights: for measuring speed and memory, not for text"
-        report = finish(plan, options, bundle, journal, progress, manifest, [note])
+        report = finish(plan, bundle, progress, manifest, [note])
+        journal.remove()
     print_summary(console, report)
 
 

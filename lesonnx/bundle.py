@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from lesonnx.errors import BundleError
-from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, parse_manifest
+from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, check_path, parse_manifest
 
 READ_BYTES = 1 << 20
 
@@ -67,14 +68,23 @@ class Bundle:
             expected = self.pack_bytes(layer)
             if pack.stat().st_size != expected:
                 raise BundleError(f"{pack}: has {pack.stat().st_size:,} bytes, expected {expected:,}; export again")
+        # Thousands of small files: one listing a layer instead of a look at each.
+        plain = {
+            layer_idx: {entry.name for entry in os.scandir(self.pack_file(layer_idx).parent) if not entry.is_symlink()}
+            for layer_idx in self._layers
+        }
+        for expert in self.experts:
+            path = self.model_file(expert)
+            if path.name not in plain[expert.layer_idx]:
+                self.file(path.relative_to(self.directory).as_posix())
 
     def file(self, relative: str) -> Path:
         """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""
         path = self.directory / relative
-        if not path.is_file():
-            raise BundleError(f"{path}: missing from the bundle")
         if not path.resolve().is_relative_to(self.directory.resolve()):
             raise BundleError(f"{path}: leads out of the bundle")
+        if not path.is_file():
+            raise BundleError(f"{path}: missing from the bundle")
         return path
 
     def part_file(self, part: Part) -> Path:
@@ -141,17 +151,13 @@ class Bundle:
     def verify(self, progress: Callable[[int], None] = lambda num_bytes: None) -> int:
         """Compare every file with ``checksums.json``; gives their number. BundleError names the first that differs."""
         path = self.file("checksums.json")
-        try:
-            files = json.loads(path.read_text(encoding="utf-8"))["files"]
-            entries = {str(name): (int(e["size_bytes"]), str(e["sha256"])) for name, e in files.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise BundleError(f"{path}: not a list of checksums") from None
-        present = {p.relative_to(self.directory).as_posix() for p in self.directory.rglob("*") if p.is_file()}
+        entries = read_checksums(path)
+        # A link to a directory is not walked into: it counts as a file, one that nobody named.
+        found = (p for p in self.directory.rglob("*") if p.is_symlink() or not p.is_dir())
+        present = {p.relative_to(self.directory).as_posix() for p in found}
         for name in sorted(present - set(entries) - {"checksums.json"}):
             raise BundleError(f"{self.directory / name}: is not named in checksums.json")
         for name, (size, digest) in entries.items():
-            if ".." in Path(name).parts or Path(name).is_absolute():
-                raise BundleError(f"{path}: path {name!r} leaves the bundle")
             file_path = self.file(name)
             if file_path.stat().st_size != size:
                 raise BundleError(f"{file_path}: has {file_path.stat().st_size:,} bytes, checksums.json says {size:,}")
@@ -163,3 +169,28 @@ class Bundle:
             if sha.hexdigest() != digest:
                 raise BundleError(f"{file_path}: SHA-256 differs from checksums.json; the file is corrupt")
         return len(entries)
+
+
+def read_checksums(path: Path) -> dict[str, tuple[int, str]]:
+    """``checksums.json``: name -> size and SHA-256. BundleError for anything in it that is not as the format says."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(document, dict) or set(document) != {"algorithm", "files"} or document["algorithm"] != "sha256":
+        raise BundleError(f"{path}: expected an object of algorithm, which is sha256, and files")
+    if not text.endswith("}\n"):
+        raise BundleError(f"{path}: does not end in a line's end; the file is cut off")
+    entries: dict[str, tuple[int, str]] = {}
+    if not isinstance(document["files"], dict):
+        raise BundleError(f"{path}: files: expected an object")
+    for name, entry in document["files"].items():
+        if not isinstance(entry, dict) or set(entry) != {"size_bytes", "sha256"}:
+            raise BundleError(f"{path}: {name}: expected size_bytes and sha256")
+        try:
+            check_path(name)
+        except ValueError as error:
+            raise BundleError(f"{path}: {error}") from None
+        entries[name] = (entry["size_bytes"], entry["sha256"])
+    return entries

@@ -82,11 +82,21 @@ def main() -> None:
     except LesonnxError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
-        print(f"error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        context = getattr(error, "ctx", None)
+        hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+        print(f"error: {' '.join(error.format_message().split()).removesuffix('.')}{hint}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except OSError as error:
+        # What a command did not expect of the system: a disk that breaks, a file that goes away under its hands.
+        name = f"{error.filename}: " if error.filename else ""
+        print(f"error: {name}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)

@@ -91,7 +91,10 @@ def generate(
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch.
+    Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
+    model = runner.bundle.manifest.model
+    check_prompt(prompt_ids, model.vocab_size)
     limit = token_limit(len(prompt_ids), options, runner.states.max_tokens)
     sampler = Sampler(options.sampling)
     sampler.accept_all(prompt_ids)
@@ -99,9 +102,32 @@ def generate(
     stop = StopChecker(options.stop)
     if options.stop and tokenizer is None:
         raise InputError("stop strings need a tokenizer, which this bundle lacks")
-    eos = frozenset() if options.ignore_eos else frozenset(runner.bundle.manifest.model.eos_token_ids)
+    eos = frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)
     report.prompt_tokens = len(prompt_ids)
+    return _steps(runner, prompt_ids, limit, sampler, decoder, stop, eos, report, reuse)
 
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """InputError for a prompt without tokens or with one that the model does not know."""
+    if not len(prompt_ids):
+        raise InputError("the prompt is empty: at least one token is needed")
+    for token in prompt_ids:
+        if not 0 <= token < vocab_size:
+            raise InputError(f"token id {token} is outside 0..{vocab_size - 1}")
+
+
+def _steps(
+    runner: Runner,
+    prompt_ids: Sequence[int],
+    limit: int,
+    sampler: Sampler,
+    decoder: StreamDecoder | None,
+    stop: StopChecker,
+    eos: frozenset[int],
+    report: GenerationReport,
+    reuse: bool,
+) -> Iterator[Token]:
+    """The generator itself: prefill, then a token a step."""
     # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
     report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
     runner.rewind(report.reused_tokens)

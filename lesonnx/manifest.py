@@ -25,14 +25,15 @@ Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8"]
 Target = Literal["desktop", "android", "ios"]
 
 
-def _inside(path: str) -> str:
+def check_path(path: str) -> str:
+    """A path as the bundle's files are named; ValueError where it could leave the bundle."""
     pure = PurePosixPath(path)
     if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path or ":" in path:
         raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
     return path
 
 
-BundlePath = Annotated[str, AfterValidator(_inside)]
+BundlePath = Annotated[str, AfterValidator(check_path)]
 Count = Annotated[int, Field(ge=1)]
 Offset = Annotated[int, Field(ge=0)]
 
@@ -255,7 +256,14 @@ class Manifest(Strict):
         segments = [part.layer_idx for part in self.parts if part.role == "segment"]
         if segments != [layer.layer_idx for layer in self.expert_layers]:
             raise ValueError("every MoE layer needs its segment, in the order of the layers")
-        for layer in self.expert_layers:
+        model = self.model
+        if model.num_experts_per_tok > model.num_experts:
+            raise ValueError(f"model: {model.num_experts_per_tok} experts a token of {model.num_experts}")
+        for place, layer in enumerate(self.expert_layers):
+            for key in ("num_experts", "num_experts_per_tok"):
+                if getattr(layer, key) != getattr(model, key):
+                    found, expected = getattr(layer, key), getattr(model, key)
+                    raise ValueError(f"expert_layers.{place}: {key} is {found}, the model's is {expected}")
             for kind in (layer.kind, layer.shared_kind):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
@@ -273,7 +281,7 @@ def parse_manifest(text: str, source: str = "manifest.json") -> Manifest:
     """The manifest in a JSON text; raises BundleError in one line that names the field."""
     try:
         document: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{source}: not JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from lesonnx.errors import BundleError, InputError
+from lesonnx.errors import BundleError, InputError, LesonnxError
 
 _ERROR_SEVERITY = 3
 _pool_threads: int | None = None
@@ -95,13 +95,19 @@ class Binding:
         self._session = session
         self._arrays = [*inputs.values(), *outputs.values()]
         self._binding = session.io_binding()
-        for name, array in inputs.items():
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in outputs.items():
-            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        try:
+            for name, array in inputs.items():
+                self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            for name, array in outputs.items():
+                self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
+            raise BundleError(f"a part does not take what the manifest says: {first_line(error)}") from None
 
     def run(self) -> None:
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
+            raise LesonnxError(f"ONNX Runtime failed in a step: {first_line(error)}") from None
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

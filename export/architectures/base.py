@@ -7,7 +7,7 @@ decides where one part ends and the next begins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
@@ -37,12 +37,9 @@ class Decoder:
     Residuals are [1,T,H], what the router and the experts see is [T,H]; float32. Subclasses set what differs.
     """
 
-    # Transformers' defaults for keys that a config leaves out.
+    # What transformers takes for keys that a config leaves out.
+    defaults: ClassVar[dict[str, Any]] = {}
     default_rope_theta = 10000.0
-    default_rms_norm_eps = 1e-6
-    default_norm_topk_prob = False
-    default_num_experts: int | None = None
-    default_num_experts_per_tok: int | None = None
     moe_intermediate_key = "moe_intermediate_size"
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
@@ -55,6 +52,7 @@ class Decoder:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        config.defaults = dict(self.defaults)
         self.model_type = config.model_type
         self.hidden_size = config.integer("hidden_size")
         self.num_hidden_layers = config.integer("num_hidden_layers")
@@ -62,11 +60,11 @@ class Decoder:
         self.num_attention_heads = config.integer("num_attention_heads")
         self.num_key_value_heads = config.integer("num_key_value_heads", self.num_attention_heads)
         self.max_position_embeddings = config.integer("max_position_embeddings")
-        self.rms_norm_eps = config.number("rms_norm_eps", self.default_rms_norm_eps)
-        self.num_experts = config.integer("num_experts", *_default(self.default_num_experts))
-        self.num_experts_per_tok = config.integer("num_experts_per_tok", *_default(self.default_num_experts_per_tok))
+        self.rms_norm_eps = config.number("rms_norm_eps")
+        self.num_experts = config.integer("num_experts")
+        self.num_experts_per_tok = config.integer("num_experts_per_tok")
         self.moe_intermediate_size = config.integer(self.moe_intermediate_key)
-        self.norm_topk_prob = self.default_norm_topk_prob
+        self.norm_topk_prob = False
         self.activation = self._activation()
         self.head_dim = self._head_dim()
         self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.head_dim)
@@ -84,7 +82,7 @@ class Decoder:
 
     def _activation(self) -> Activation:
         name = self.config.raw("hidden_act", "silu")
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise CheckpointError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
@@ -248,7 +246,3 @@ class Decoder:
             return EMBEDDING
         weights.expect(HEAD, (self.vocab_size, self.hidden_size))
         return EMBEDDING if weights.same(HEAD, EMBEDDING) else HEAD
-
-
-def _default(value: int | None) -> tuple[int, ...]:
-    return () if value is None else (value,)

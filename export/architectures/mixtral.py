@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 
 
 class Architecture(Decoder):
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     default_rope_theta = 1e6
-    default_rms_norm_eps = 1e-5
-    default_num_experts = 8
-    default_num_experts_per_tok = 2
     moe_intermediate_key = "intermediate_size"
     expert_names = ("w1", "w3", "w2")
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import Step
 from lesonnx_export.config import Config
 
 
 class Architecture(Decoder):
-    default_rms_norm_eps = 1e-5
-    default_num_experts = 64
-    default_num_experts_per_tok = 8
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "pad_token_id": 1,
+        "eos_token_id": 50279,
+    }
     moe_intermediate_key = "intermediate_size"
 
     def __init__(self, config: Config) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from lesonnx_export.architectures.base import Decoder, Routing
 from lesonnx_export.architectures.qwen3_moe import layer_list
 from lesonnx_export.blocks import Step
@@ -11,8 +13,20 @@ from lesonnx_export.expert import ExpertShape, ExpertTensors
 
 
 class Architecture(Decoder):
-    default_num_experts = 60
-    default_num_experts_per_tok = 4
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+    }
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from lesonnx.errors import CheckpointError
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import Step
@@ -9,9 +11,19 @@ from lesonnx_export.config import Config
 
 
 class Architecture(Decoder):
-    default_rope_theta = 10000.0
-    default_num_experts = 128
-    default_num_experts_per_tok = 8
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    }
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -43,6 +55,6 @@ class Architecture(Decoder):
 def layer_list(config: Config, key: str, num_hidden_layers: int) -> list[int]:
     """A list of layer indices from the config; CheckpointError where it is not one."""
     values = config.raw(key, [])
-    if not isinstance(values, list) or not all(isinstance(v, int) and 0 <= v < num_hidden_layers for v in values):
+    if not isinstance(values, list) or not all(type(v) is int and 0 <= v < num_hidden_layers for v in values):
         raise CheckpointError(f"config.json: {key} must be a list of layer indices, found {values!r}")
     return values

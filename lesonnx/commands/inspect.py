@@ -71,7 +71,8 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
 
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
-    return sum(path.stat().st_size for path in (bundle.directory / "dense").iterdir())
+    directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
+    return sum(path.stat().st_size for directory in directories for path in directory.iterdir())
 
 
 def state_bytes_per_token(bundle: Bundle) -> int:

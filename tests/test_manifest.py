@@ -1,0 +1,135 @@
+"""The manifest: its schema is checked in, unknown keys and other versions are refused, references must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import FAMILIES
+from conftest import BundleFactory
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+import lesonnx
+from lesonnx.errors import BundleError
+from lesonnx.manifest import Manifest, check_path, json_schema, page_ceil, parse_manifest
+
+SCHEMA = Path(lesonnx.__file__).parent / "manifest.schema.json"
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def text(bundle_of: BundleFactory) -> str:
+    return (bundle_of("qwen2_moe", bits=4) / "manifest.json").read_text(encoding="utf-8")
+
+
+def test_schema_is_checked_in() -> None:
+    assert SCHEMA.read_text(encoding="utf-8") == json_schema(), (
+        "the manifest has changed: write lesonnx.manifest.json_schema() to lesonnx/manifest.schema.json"
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_manifest_survives_a_round_trip(bundle_of: BundleFactory, name: str) -> None:
+    text = (bundle_of(name) / "manifest.json").read_text(encoding="utf-8")
+    assert parse_manifest(text).model_dump_json(indent=1) + "\n" == text
+
+
+def test_parts_by_role(text: str) -> None:
+    manifest = parse_manifest(text)
+    assert manifest.part("embed").name == "embed"
+    assert manifest.part("segment", 2).name == "segment_002"
+    with pytest.raises(KeyError):
+        manifest.part("lookahead", 0)
+
+
+def test_manifest_is_immutable(text: str) -> None:
+    with pytest.raises(ValidationError):
+        parse_manifest(text).model.hidden_size = 1  # type: ignore[misc]
+
+
+def edit(*path: str | int, value: Any) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        target: Any = document
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+
+    return change
+
+
+BAD = {
+    "unknown key": (edit("colour", value=1), "colour"),
+    "unknown key deep inside": (edit("expert_layers", 0, "colour", value=1), r"expert_layers\.0\.colour"),
+    "newer version": (edit("format_version", value=2), "format_version is 2, this lesonnx reads 1"),
+    "older version": (edit("format_version", value=0), "format_version is 0"),
+    "version is text": (edit("format_version", value="1"), "format_version"),
+    "negative count": (edit("model", "hidden_size", value=-1), r"model\.hidden_size"),
+    "a number as text": (edit("model", "num_experts", value="many"), r"model\.num_experts"),
+    "bits that do not exist": (edit("quantization", "expert_bits", value=5), "expert_bits"),
+    "path up": (edit("parts", 0, "path", value="../embed.onnx"), "must be relative and stay inside"),
+    "absolute path": (edit("expert_layers", 0, "pack", value="/tmp/x.pack"), "must be relative and stay inside"),
+    "drive letter": (edit("expert_layers", 0, "pack", value="C:x.pack"), "must be relative and stay inside"),
+    "backslash": (edit("tokenizer", value={"json_path": "..\\x.json"}), "must be relative and stay inside"),
+    "state of no part": (edit("states", 0, "part", value="segment_9"), "names part 'segment_9', which is not there"),
+    "two parts of one name": (edit("parts", 1, "name", value="embed"), "two parts have one name"),
+    "no head": (edit("parts", -1, "role", value="lookahead"), "exactly one head"),
+    "layer without segment": (edit("parts", 1, "layer_idx", value=7), "every MoE layer needs its segment"),
+    "kind that is not there": (edit("expert_layers", 1, "kind", value=9), "names expert kind 9 of 2"),
+    "more experts a token than experts": (edit("expert_layers", 0, "num_experts_per_tok", value=99), "99"),
+    "experts a token unlike the model's": (edit("expert_layers", 0, "num_experts_per_tok", value=1), "expert_layers"),
+    "matrix of another shape": (edit("expert_kinds", 0, "up_proj", "rows", value=3), r"up_proj is \[3,64\]"),
+    "matrix beyond the expert": (edit("expert_kinds", 0, "length_bytes", value=64), "beyond the expert's 64"),
+    "scales of a float matrix": (edit("expert_kinds", 0, "up_proj", "bits", value=32), "block_size and scales"),
+    "not finite": (edit("expert_kinds", 0, "alpha", value=float("nan")), "alpha"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_manifests(text: str, case: str) -> None:
+    change, message = BAD[case]
+    document = json.loads(text)
+    change(document)
+    with pytest.raises(BundleError, match=message) as caught:
+        parse_manifest(json.dumps(document), "here/manifest.json")
+    assert str(caught.value).startswith("here/manifest.json: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "[" * 100_000])
+def test_documents_that_are_none(content: str) -> None:
+    with pytest.raises(BundleError, match="manifest.json"):
+        parse_manifest(content)
+
+
+def test_keys_may_not_be_missing(text: str) -> None:
+    for key in Manifest.model_fields:
+        document = json.loads(text)
+        del document[key]
+        if Manifest.model_fields[key].is_required():
+            with pytest.raises(BundleError, match=f"{key}: Field required"):
+                parse_manifest(json.dumps(document))
+        else:
+            parse_manifest(json.dumps(document))
+
+
+@given(st.lists(st.sampled_from(["a", "..", ".", "b.onnx", ""]), min_size=1, max_size=5).map("/".join))
+def test_no_accepted_path_leaves_its_directory(path: str) -> None:
+    try:
+        check_path(path)
+    except ValueError:
+        return
+    root = Path("/bundle")
+    resolved = Path("/")
+    for piece in (root / path).parts:
+        resolved = resolved.parent if piece == ".." else resolved / piece
+    assert resolved.is_relative_to(root)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(0, 0), (1, 4096), (4096, 4096), (4097, 8192)])
+def test_page_ceil(length: int, expected: int) -> None:
+    assert page_ceil(length) == expected
