@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 from rich.console import Console
@@ -218,7 +219,7 @@ def _draw(trace: RoutingTrace, rows: list[CacheRow], path: Path) -> None:
     axes = figure.add_subplot()
     for policy in dict.fromkeys(row.policy for row in rows):
         points = sorted((row.budget_mib, row.hit_rate) for row in rows if row.policy == policy)
-        style = {"linestyle": "--", "color": "black"} if policy == BELADY else {"marker": "o"}
+        style: dict[str, Any] = {"linestyle": "--", "color": "black"} if policy == BELADY else {"marker": "o"}
         axes.plot(*zip(*points, strict=True), label="Belady's bound" if policy == BELADY else policy, **style)
     axes.axvline(trace.token_bytes / MIB, color="grey", linewidth=1, linestyle=":", label="one token's demand")
     axes.set(xlabel="expert budget, MiB", ylabel="decode hits, %", title=trace.model, ylim=(0, 100))
