@@ -1,7 +1,7 @@
 /* NEON with the 8-bit matrix products of ARMv8.6 (i8mm): two rows times two columns an instruction.
  *
- * Rows are taken in pairs, their 8-byte halves interleaved in scratch, and so are the columns of a panel. Single rows, and
- * blocks shorter than a unit (whose halves belong to different blocks), go the way of neon_dotprod.c.
+ * Rows are taken in pairs, their 8-byte halves interleaved in scratch, and so are the columns of a panel. Single rows,
+ * and blocks shorter than a unit (whose halves belong to different blocks), go the way of neon_dotprod.c.
  */
 #include "kernel.h"
 
@@ -9,8 +9,9 @@
 #include <arm_neon.h>
 
 /* Clang before 16 (Apple's before 15) declares these intrinsics only when the whole file is built for them. */
-#if defined(__clang__) && !defined(__ARM_FEATURE_MATMUL_INT8) && \
-    ((defined(__apple_build_version__) && __clang_major__ < 15) || (!defined(__apple_build_version__) && __clang_major__ < 16))
+#if defined(__clang__) && !defined(__ARM_FEATURE_MATMUL_INT8) &&   \
+    ((defined(__apple_build_version__) && __clang_major__ < 15) || \
+     (!defined(__apple_build_version__) && __clang_major__ < 16))
 const lesonnx_isa_table lesonnx_i8mm = {"i8mm", NULL, NULL, NULL, NULL};
 #else
 

@@ -21,8 +21,9 @@
 #include "tile_base.h"
 
 /* One step's integer sums of mr rows. `raw` and `stride` are the packed rows, or `raw` the panel's step. */
-LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw, int64_t stride,
-                              const uint8_t *const *rows, int64_t at, const uint8_t *ahead, ivec acc[][4]) {
+LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw,
+                              int64_t stride, const uint8_t *const *rows, int64_t at, const uint8_t *ahead,
+                              ivec acc[][4]) {
     const int expand = panel ? 1 : 8 / bits;
     for (int m = 0; m < mr; m++) {
         for (int v = 0; v < 4; v++) {
@@ -78,8 +79,8 @@ LESONNX_INLINE void tile(const lesonnx_format *f, int bits, int parts, int panel
         const uint8_t *raw = source->weights + step * source_step;
         const uint8_t *ahead = NULL;
         int64_t stride = f->weight_stride;
-        const float *scales = panel ? source->scales + block * TILE_COLUMNS
-                                    : scale_buffer + block % SCALE_BLOCKS * TILE_COLUMNS;
+        const float *scales =
+            panel ? source->scales + block * TILE_COLUMNS : scale_buffer + block % SCALE_BLOCKS * TILE_COLUMNS;
         if (!panel) {
             if (block % SCALE_BLOCKS == 0) {
                 transpose_scales(source->scales, f->blocks, block, scale_buffer);
@@ -161,9 +162,9 @@ LESONNX_INLINE void all_rows(const lesonnx_product *p, int bits, int parts, int 
 }
 
 /* One function for each way to unpack, so that the inner loops are straight code. */
-#define TILE_ROWS(name, bits, parts, panel)                                                                     \
-    static void name(const lesonnx_product *p, const tile_source *source, int64_t base, int64_t n) {            \
-        all_rows(p, bits, parts, panel, source, base, n);                                                       \
+#define TILE_ROWS(name, bits, parts, panel)                                                          \
+    static void name(const lesonnx_product *p, const tile_source *source, int64_t base, int64_t n) { \
+        all_rows(p, bits, parts, panel, source, base, n);                                            \
     }
 TILE_ROWS(packed_8, 8, 1, 0)
 TILE_ROWS(packed_4, 4, 1, 0)
@@ -222,9 +223,7 @@ LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_
     }
 }
 
-LESONNX_INLINE int64_t panel_weight_bytes(const lesonnx_format *f) {
-    return f->steps * f->step_columns * TILE_COLUMNS;
-}
+LESONNX_INLINE int64_t panel_weight_bytes(const lesonnx_format *f) { return f->steps * f->step_columns * TILE_COLUMNS; }
 
 /* The tile at `source` unpacked into `panel`. */
 LESONNX_INLINE tile_source unpack_tile(const lesonnx_format *f, const tile_source *source, uint8_t *panel) {
