@@ -396,6 +396,7 @@ def test_avxvnni_in_the_encoding_of_avx512(library: Library, tmp_path: Path) -> 
         if source.name == "dispatch.c":
             text = text.replace("{&lesonnx_avxvnni, has_avxvnni}", "{&lesonnx_avxvnni, has_avx512vnni}")
         (tmp_path / source.name).write_text(text)
+    shutil.copytree(NATIVE / "include", tmp_path / "include")
     target = tmp_path / "liblesonnx.so"
     sources = [str(path) for path in sorted(tmp_path.glob("*.c"))]
     subprocess.run([compiler, *FLAGS, "-O1", *sources, "-o", str(target), "-lm"], check=True, capture_output=True)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../lesonnx/native/lesonnx.h"
+#include "../lesonnx/native/include/lesonnx.h"
 
 static uint64_t state;
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "lesonnx.h"
+#include "include/lesonnx.h"
 
 #ifdef __clang__
 /* GCC has no such pragma: the build passes -ffp-contract=off. */
