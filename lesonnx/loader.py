@@ -20,7 +20,7 @@ from lesonnx.engines import ExpertEngine, LayerWork
 from lesonnx.errors import LesonnxError, LoadError
 from lesonnx.lookahead import fixed_scores
 from lesonnx.schedule import Action, Compute, Counters, Evict, LayerShape, Load, SchedulerConfig
-from lesonnx.scheduler import Scheduler
+from lesonnx.scheduler import RESIDENT, Scheduler
 from lesonnx.timeline import EXPERTS, LOOKAHEAD, WAITING, Timeline
 
 Scores = NDArray[np.float32]
@@ -154,6 +154,12 @@ class ExpertLoader:
             if self._failure is not None:
                 raise self._failure
             return self._batches.popleft()
+
+    def resident(self, place: int) -> list[bool]:
+        """Which routed experts of MoE layer number ``place`` are in memory."""
+        first, shape = self.scheduler.first[place], self.scheduler.layers[place]
+        with self._lock:
+            return [self.scheduler.state(first + number) == RESIDENT for number in range(shape.num_experts)]
 
     def accept(self, rows: Sequence[int]) -> None:
         """Of the step's rows these stay; what only rejected drafts touched is no use."""

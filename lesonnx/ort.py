@@ -1,4 +1,4 @@
-"""ONNX Runtime as this package uses it: version check, one thread pool for all sessions, session options, bindings.
+"""ONNX Runtime as this package uses it: version check, threads, session options, bindings.
 
 It knows no bundle and no model.
 """
@@ -35,28 +35,30 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def use_threads(num_threads: int | None) -> int:
-    """Set the process's one thread pool; it can be set once, so a later, different wish is an InputError.
+    """Say how many threads a session may compute with; a later, different wish is an InputError.
 
     None means the number of cores (or what was set before). Gives the number in force.
     """
     global _pool_threads
     if _pool_threads is None:
-        wanted = num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        _pool_threads = num_threads or wanted or 1
-        onnxruntime.set_global_thread_pool_sizes(_pool_threads, 1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        _pool_threads = num_threads or cores or 1
     elif num_threads is not None and num_threads != _pool_threads:
         raise InputError(f"this process already computes with {_pool_threads} threads, which cannot be changed")
     return _pool_threads
 
 
-def session_options(*, optimise: bool) -> onnxruntime.SessionOptions:
-    """Options that every session shares: the common pool, no arena, no memory pattern.
+def session_options(*, optimise: bool, num_threads: int | None = None) -> onnxruntime.SessionOptions:
+    """Options that every session shares: threads that sleep when there is nothing to do, no arena, no memory pattern.
 
-    An arena a session would keep each part's largest prefill activations for good.
+    Each session has threads of its own, ``num_threads`` of them (None: all that may compute). The one pool that all
+    could share always spins between runs, which Python cannot turn off: it takes a core from the reading threads, and
+    from whatever else runs. An arena a session would keep each part's largest prefill activations for good.
     """
-    use_threads(None)
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = use_threads(None) if num_threads is None else num_threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERROR_SEVERITY
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False

@@ -40,6 +40,15 @@ class Routing(Protocol):
         """A prediction for MoE layer number ``place``: [T,E]."""
 
 
+class Recorder(Protocol):
+    """Is told what the routers say; see ``bench.recorder``."""
+
+    def route(
+        self, position: int, place: int, ids: NDArray[np.int64], weights: NDArray[np.float32], resident: list[bool]
+    ) -> None:
+        """MoE layer number ``place`` chose ``ids`` [T,k]; ``resident``: which of its experts are in memory."""
+
+
 @dataclass(frozen=True)
 class _MemoryBound:
     """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
@@ -102,6 +111,7 @@ class Runner:
         self.token_ids: list[int] = []
         # A benchmark's: experts and predictions come from there instead of from the model's own routers.
         self.routing: Routing | None = None
+        self.recorder: Recorder | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True)
@@ -234,6 +244,9 @@ class Runner:
         first = self.loader.scheduler.first[place]
         if self.routing is not None:
             buffers.topk_ids[...] = self.routing.ids(place)
+        if self.recorder is not None:
+            weights = buffers.streams[place % 2].topk_weights
+            self.recorder.route(self.num_tokens, place, buffers.topk_ids, weights, self.loader.resident(place))
         return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
 
     def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @load_options
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline that Perfetto opens to this file.")
+@click.option(
+    "--record-routing", type=click.Path(path_type=Path), help="Write which experts were chosen to this CSV file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of streaming text.")
 def run(
     bundle: Path,
@@ -37,6 +40,7 @@ def run(
     prompt_ids: str | None,
     ignore_eos: bool,
     trace: Path | None,
+    record_routing: Path | None,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -49,6 +53,11 @@ def run(
     with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
         for note in model.notes:
             print(f"note: {note}", file=sys.stderr)
+        recorder = None
+        if record_routing:
+            from lesonnx.bench.recorder import RoutingRecorder
+
+            recorder = model.runner.recorder = RoutingRecorder(model.bundle)
         generation = model.generate(source, generation_options)
         if as_json:
             text = generation.text()
@@ -60,6 +69,8 @@ def run(
             print(summary(model, generation.report), file=sys.stderr)
         if timeline and trace:
             timeline.save(trace)
+        if recorder and record_routing:
+            recorder.save(record_routing, generation.report.prompt_tokens)
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None, prompt_ids: str | None) -> str | list[int]:

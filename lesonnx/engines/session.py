@@ -30,7 +30,8 @@ class SessionEngine:
         self.notes: list[str] = []
         self._bundle = bundle
         # Experts are a handful of nodes: optimising a graph costs more than it brings.
-        self._options = ort.session_options(optimise=False)
+        # Hundreds of them may be in memory, so none has threads of its own.
+        self._options = ort.session_options(optimise=False, num_threads=1)
         self._sessions: dict[int, onnxruntime.InferenceSession] = {}
 
     def resize(self, slab_bytes: list[int]) -> None:

@@ -1,0 +1,77 @@
+"""Records which experts a model chooses, in the CSV format of routing traces, for ``bench cache`` and ``bench ladder``.
+
+It knows positions, layers and the runner's hook; it writes nothing before it is told to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lesonnx.bundle import Bundle
+from lesonnx.errors import InputError
+
+COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """What one layer chose for the rows of one step: ids, weights and whether each was in memory, all [T,k]."""
+
+    position: int
+    place: int
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    resident: NDArray[np.bool_]
+
+
+class RoutingRecorder:
+    """A runner's ``recorder``; owned by the thread that computes. Keeps some 100 bytes a row and layer."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._visits: list[_Visit] = []
+
+    def route(
+        self, position: int, place: int, ids: NDArray[np.int64], weights: NDArray[np.float32], resident: list[bool]
+    ) -> None:
+        """MoE layer number ``place`` chose ``ids`` [T,k] for the rows from ``position`` on.
+
+        ``resident``: which experts of the layer are in memory.
+        """
+        in_memory = np.array(resident, np.bool_)[ids]
+        self._visits.append(_Visit(position, place, ids.copy(), weights.copy(), in_memory))
+
+    def save(self, path: Path, prompt_tokens: int) -> None:
+        """Write the trace; the first ``prompt_tokens`` positions are prefill. InputError where that cannot be."""
+        manifest = self._bundle.manifest
+        model, layers = manifest.model, manifest.expert_layers
+        costs = [manifest.expert_kinds[layer.kind].length_bytes for layer in layers]
+        lines = [
+            "# route_trace v1",
+            f"# model={self._bundle.directory.name} arch={model.model_type} n_layer={model.num_hidden_layers}"
+            f" n_expert={model.num_experts} n_expert_used={model.num_experts_per_tok}",
+        ]
+        for layer, cost in zip(layers, costs, strict=True):
+            lines.append(f"# layer={layer.layer_idx} expert_bytes={cost}")
+        lines.append(COLUMNS)
+        rows = [
+            (visit.position + row, visit.place, visit, row) for visit in self._visits for row in range(len(visit.ids))
+        ]
+        rows.sort(key=lambda item: item[:2])
+        for step, place, visit, row in rows:
+            phase = 0 if step < prompt_tokens else 1
+            for slot, expert in enumerate(visit.ids[row].tolist()):
+                weight, resident = visit.weights[row, slot], int(visit.resident[row, slot])
+                lines.append(
+                    f"0,{phase},{step},{layers[place].layer_idx},{slot},{expert},{weight:.6g},{resident},{costs[place]}"
+                )
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise InputError(f"{path}: the routing cannot be written: {error.strerror or error}") from None
