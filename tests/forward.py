@@ -92,9 +92,7 @@ class Forward:
         query, key, value = (self._project(x, f"{prefix}{name}_proj") for name in "qkv")
         if self.family == "olmoe":
             query, key = self._norm(query, f"{prefix}q_norm"), self._norm(key, f"{prefix}k_norm")
-        query, key, value = (
-            part.reshape(len(x), -1, self.head_dim).transpose(1, 0, 2) for part in (query, key, value)
-        )
+        query, key, value = (part.reshape(len(x), -1, self.head_dim).transpose(1, 0, 2) for part in (query, key, value))
         if self.family == "qwen3_moe":
             query, key = self._norm(query, f"{prefix}q_norm"), self._norm(key, f"{prefix}k_norm")
         theta = self.config["rope_parameters"]["rope_theta"]

@@ -127,7 +127,7 @@ def test_a_rehearsal_reads_nothing(tmp_path: Path) -> None:
     assert weights.used == {EMBEDDING}
 
 
-# -- refusals: the ones that an export meets are in test_bad_input.py --------------------------------------------------------
+# -- refusals: the ones that an export meets are in test_bad_input.py --------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\x00", "[" * 100_000])
@@ -138,7 +138,9 @@ def test_json_that_is_no_object(tmp_path: Path, text: str) -> None:
         read_json(path)
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../x.safetensors"}}])
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../x.safetensors"}}]
+)
 def test_index_that_is_none(tmp_path: Path, index: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / INDEX).write_text(json.dumps(index))

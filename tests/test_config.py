@@ -11,7 +11,14 @@ from lesonnx.errors import CheckpointError
 from lesonnx_export.architectures import make_decoder, supported
 from lesonnx_export.config import Config
 
-SHAPE = ("hidden_size", "num_hidden_layers", "num_experts", "num_experts_per_tok", "head_dim", "max_position_embeddings")
+SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_experts",
+    "num_experts_per_tok",
+    "head_dim",
+    "max_position_embeddings",
+)
 
 
 def shape_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +64,9 @@ def test_a_family_fills_in_what_a_config_leaves_out() -> None:
 
 def test_rope_theta_in_its_places() -> None:
     assert Config({"model_type": "x", "rope_theta": 5.0}).rope_theta(1.0) == 5
-    assert Config({"model_type": "x", "rope_parameters": {"rope_theta": 7, "rope_type": "default"}}).rope_theta(1.0) == 7
+    assert (
+        Config({"model_type": "x", "rope_parameters": {"rope_theta": 7, "rope_type": "default"}}).rope_theta(1.0) == 7
+    )
     assert Config({"model_type": "x"}).rope_theta(1.0) == 1
     assert Config({"model_type": "x", "rope_scaling": None, "rope_theta": 2}).rope_theta(1.0) == 2
 

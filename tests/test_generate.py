@@ -46,7 +46,7 @@ def ids(tokens: Sequence[Token]) -> list[int]:
     return [token.id for token in tokens if token.id is not None]
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------------
+# -- what comes out ----------------------------------------------------------------------------------------------------
 
 
 def test_pieces_of_text_are_the_text_of_the_tokens(model: lesonnx.Model) -> None:
@@ -115,7 +115,7 @@ def test_without_a_tokenizer_there_are_ids_alone(bundle_of: BundleFactory) -> No
             bare.generate(prompt, options(stop=["x"]))
 
 
-# -- where it ends -------------------------------------------------------------------------------------------------------------
+# -- where it ends -----------------------------------------------------------------------------------------------------
 
 
 def test_stop_strings_wherever_tokens_begin_and_end(model: lesonnx.Model) -> None:
@@ -177,7 +177,7 @@ def test_token_limit_beyond_the_context(prompt_tokens: int, wanted: int | None, 
         token_limit(prompt_tokens, options(wanted), 100)
 
 
-# -- errors come at once, before any work ----------------------------------------------------------------------------------------
+# -- errors come at once, before any work ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_errors_before_any_work(
         assert fresh.runner.num_tokens == 0
 
 
-# -- conversations -------------------------------------------------------------------------------------------------------------
+# -- conversations -----------------------------------------------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -249,7 +249,7 @@ def test_chat_without_a_template(model: lesonnx.Model) -> None:
         model.chat([{"role": "user", "content": "x"}])
 
 
-# -- loading -------------------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_the_tests_own_forward_pass_agrees_with_transformers(name: str) -> None:
     assert np.abs(trace.logits - reference["logits"]).max() < TOLERANCE
 
 
-# -- the same checkpoint in other layouts ---------------------------------------------------------------------------------
+# -- the same checkpoint in other layouts ------------------------------------------------------------------------------
 
 EXPERTS_ONE_BY_ONE = ("qwen3_moe", "qwen3_moe_tied_dense0", "olmoe", "qwen2_moe")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -150,7 +150,14 @@ def test_float16(bundle_of: BundleFactory, tmp_path: Path, name: str) -> None:
 def test_keys_that_are_left_out_take_the_familys_defaults(bundle_of: BundleFactory, tmp_path: Path) -> None:
     def leave_out(config: Config) -> Config:
         # The fixture's values for these equal transformers' defaults for qwen2_moe.
-        defaults = ("rms_norm_eps", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias", "hidden_act")
+        defaults = (
+            "rms_norm_eps",
+            "norm_topk_prob",
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "qkv_bias",
+            "hidden_act",
+        )
         kept = {key: value for key, value in config.items() if key not in defaults}
         kept["rope_parameters"] = {"rope_type": "default"}
         return kept
@@ -178,7 +185,7 @@ def test_a_different_head_is_used_whatever_the_config_says(bundle_of: BundleFact
     assert_reference(bundle_of(checkpoint), "qwen3_moe")
 
 
-# -- schedules, budgets, waves --------------------------------------------------------------------------------------------
+# -- schedules, budgets, waves -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [32, 8, 4, 2])

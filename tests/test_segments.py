@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,9 +98,9 @@ class PlainHost:
         return self.bundle.model_file(expert)
 
     def lookahead(self, layer_idx: int, stream: Values, ready: NDArray[np.bool_]) -> NDArray[Any]:
-        scores: NDArray[Any] = self.run_part(self.bundle.manifest.part("lookahead", layer_idx), stream | {"ready": ready})[
-            "scores"
-        ]
+        scores: NDArray[Any] = self.run_part(
+            self.bundle.manifest.part("lookahead", layer_idx), stream | {"ready": ready}
+        )["scores"]
         return scores
 
 
@@ -125,7 +126,9 @@ def test_layer_outputs(bundle_of: BundleFactory, name: str) -> None:
 def expected_values(bundle: Bundle, part: Part) -> tuple[set[str], set[str]]:
     """The inputs and outputs that the design gives a part, without states, lengths, positions and layer outputs."""
     has_shared = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
-    after_experts = {"residual", "expert_out", "topk_weights"} | ({"shared_out", "shared_weights"} if has_shared else set())
+    after_experts = {"residual", "expert_out", "topk_weights"} | (
+        {"shared_out", "shared_weights"} if has_shared else set()
+    )
     if part.role == "embed":
         return {"input_ids"}, {"hidden"}
     if part.role == "head":
@@ -186,7 +189,7 @@ def test_a_complete_lookahead_is_the_next_router(bundle_of: BundleFactory, tmp_p
     host = PlainHost(Bundle(bundle_of(checkpoint)))
     host.forward(read_reference(name)["input_ids"][:16].tolist())
     layers = sorted(host.scores)
-    for before, layer_idx in zip(layers, layers[1:], strict=False):
+    for before, layer_idx in itertools.pairwise(layers):
         stream = host.streams[before]
         ready = np.ones(stream["topk_weights"].shape, bool)
         assert np.abs(host.lookahead(layer_idx, stream, ready) - host.scores[layer_idx]).max() < 1e-5
@@ -220,7 +223,7 @@ def test_lookahead_names_experts_better_than_chance(bundle_of: BundleFactory, na
     layers = sorted(host.scores)
     slots = config["num_experts_per_tok"]
     found = wanted = 0
-    for before, layer_idx in zip(layers, layers[1:], strict=False):
+    for before, layer_idx in itertools.pairwise(layers):
         stream = host.streams[before]
         scores = host.lookahead(layer_idx, stream, np.ones(stream["topk_weights"].shape, bool))
         for predicted, real in zip(np.argsort(-scores), np.argsort(-host.scores[layer_idx]), strict=True):
