@@ -1,7 +1,7 @@
 """Builds the expert kernel, one C library that Python loads and ONNX Runtime registers.
 
-Everything else about the package is in pyproject.toml. The library is plain C (no Python API), so one wheel serves every
-Python 3 of its platform. Without a C compiler the package installs all the same and uses the `session` engine.
+Everything else about the package is in pyproject.toml. The library is plain C (no Python API), so one wheel serves
+every Python 3 of its platform. Without a C compiler the package installs all the same and uses the `session` engine.
 """
 
 import os
@@ -47,12 +47,8 @@ class BuildKernel(build_ext):
             return
         partial = target.with_name(target.name + ".partial")
         libraries = [] if sys.platform == "win32" else ["-lm"]
-        result = subprocess.run(
-            [*command, *FLAGS, *ext.sources, "-o", str(partial), *libraries],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command += [*FLAGS, *ext.sources, "-o", str(partial), *libraries]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode == 0:
             partial.replace(target)
         else:

@@ -21,8 +21,8 @@ def stage_model(kind: ExpertKind, slots: int) -> ModelProto:
     """The single-node model that computes any experts of ``kind``.
 
     Inputs: ``hidden`` [T, H] float32, ``cache`` [bytes] uint8, ``offsets`` [n] int64, ``row_starts`` [n + 1] int64,
-    ``rows`` [m] int64 (flat ``t * slots + slot``). Output: ``expert_out`` [T, slots, H] float32, of which the named rows
-    are written. ``slots`` is ``num_experts_per_tok`` for routed experts and 1 for a shared one.
+    ``rows`` [m] int64 (flat ``t * slots + slot``). Output: ``expert_out`` [T, slots, H] float32, of which only the
+    named rows are written. ``slots`` is ``num_experts_per_tok`` for routed experts and 1 for a shared one.
     """
     if slots < 1:
         raise ValueError(f"slots is {slots}, expected at least 1")

@@ -110,6 +110,7 @@ class LesPolicy:
         self._num_experts = list(num_experts)
         self._tables: list[npt.NDArray[np.int16]] = []
         self._weights: list[npt.NDArray[np.int32]] = []
+        self._shifts: list[npt.NDArray[np.int16]] = []
         # The table's rows that the next row of tokens moves, and a copy of them: what the last row used, and the two.
         self._latest: list[npt.NDArray[np.intp]] = []
         self._block: list[npt.NDArray[np.int16]] = []
@@ -124,8 +125,8 @@ class LesPolicy:
                 LASTING_WEIGHT * self._scale,
             ]
             self._weights.append(np.array(weights, np.int32))
-        shifts = [FOLLOWER_SHIFT] * max(num_experts_per_tok) + [RECENT_SHIFT, LASTING_SHIFT]
-        self._shifts = np.array(shifts, np.int16)[:, None]
+            shifts = np.array([FOLLOWER_SHIFT] * k + [RECENT_SHIFT, LASTING_SHIFT], np.int16)
+            self._shifts.append(np.repeat(shifts[:, None], n, axis=1))
 
     def learn(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
         table, n = self._tables[layer], self._num_experts[layer]
@@ -134,8 +135,11 @@ class LesPolicy:
             used = np.zeros(n, np.int16)
             following = np.array([*row, n, n + 1])
             used[following[:-2]] = ONE
-            table[latest] = block + ((used - block) >> self._shifts[-len(latest) :])
-            latest, block = following, table[following]
+            change = used - block
+            change >>= self._shifts[layer][-len(latest) :]
+            change += block
+            table[latest] = change
+            latest, block = following, table.take(following, 0)
         self._latest[layer], self._block[layer] = latest, block
 
     def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:

@@ -5,7 +5,7 @@ It knows nothing of memory or loads under way. Pure integers, not thread-safe, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -74,11 +74,13 @@ class Lookahead:
         ranks, mask = self._ranks[layer], self._mask
         keys = np.left_shift(scores[-PREDICTED_ROWS:], self._index_bits, dtype=np.int64)
         keys += self._complement[layer]
-        keys.sort(axis=1)
         if len(keys) == 1:
-            return [(mask - (key & mask), rank) for rank, key in enumerate(keys[0, : -ranks - 1 : -1].tolist())]
-        best: dict[int, int] = {}
+            row = keys[0]
+            row.sort()
+            return [(mask - (key & mask), rank) for rank, key in enumerate(row[: -ranks - 1 : -1].tolist())]
+        keys.sort(axis=1)
         order = mask - (keys[:, : -ranks - 1 : -1] & mask)
+        best: dict[int, int] = {}
         for rank in range(ranks):
             for expert in sorted(set(order[:, rank].tolist())):
                 best.setdefault(expert, rank)
@@ -91,14 +93,14 @@ class Lookahead:
         named[moment:] = [absent]
         return self._odds[layer][moment]
 
-    def observe(self, layer: int, row: Sequence[int]) -> None:
-        """The layer was visited and its last row used these experts: learn the odds, forget the predictions."""
+    def observe(self, layer: int, used: Collection[int]) -> None:
+        """The layer was visited and its rows used these experts: learn the odds, forget the predictions."""
         self._visits += 1
         if self._visits % RECOVERY_VISITS == 0:
             self.level = min(FULL, self.level + 1)
         for odds, named in zip(self._odds[layer], self._named[layer], strict=False):
             for expert, rank in named:
-                odds[rank] += ((ONE if expert in row else 0) - odds[rank]) >> ODDS_SHIFT
+                odds[rank] += ((ONE if expert in used else 0) - odds[rank]) >> ODDS_SHIFT
         self._named[layer] = []
 
     def outcome(self, useful: bool) -> None:

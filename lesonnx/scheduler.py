@@ -133,13 +133,18 @@ class Scheduler:
             raise ScheduleError(f"route of layer {layer}: {len(expert_ids)} rows of {self._rows}, open {self._open}")
         shape = self.layers[layer]
         first = self.first[layer]
-        if len(expert_ids) == 1:
-            chosen = [first + n for n in expert_ids[0]]  # the router's order: strongest first
-        else:
-            chosen = [first + n for n in sorted(set().union(*expert_ids))]  # the pack's order
+        # One row keeps the router's order, strongest first; several load in the order of the pack.
+        used = expert_ids[0] if len(expert_ids) == 1 else sorted(set().union(*expert_ids))
+        chosen = [first + n for n in used]
         required = set(chosen)
-        if len(required) < len(chosen) or not chosen or min(chosen) < first or max(chosen) - first >= shape.num_experts:
-            raise ScheduleError(f"route of layer {layer}: rows must name different experts below {shape.num_experts}")
+        if (
+            len(required) < len(chosen)
+            or not 0 < max(map(len, expert_ids)) <= shape.num_experts_per_tok
+            or min(used) < 0
+            or max(used) >= shape.num_experts
+        ):
+            most = shape.num_experts_per_tok
+            raise ScheduleError(f"route of layer {layer}: a row names up to {most} experts below {shape.num_experts}")
         if shape.shared_cost_bytes:
             chosen.append(first + shape.num_experts)
             required.add(first + shape.num_experts)
@@ -157,7 +162,7 @@ class Scheduler:
 
         actions: list[Action] = []
         if self.config.lookahead:
-            self._lookahead.observe(layer, expert_ids[-1])
+            self._lookahead.observe(layer, used)
             self._settle_speculation(layer, actions)
         counters = self.counters
         for expert in chosen:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lesonnx.manifest import ExpertKind, ExpertMatrix
 
+Layouts = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # (bits, block) of gate, up, down
 LAYOUTS = [(bits, block) for bits in (2, 4, 8) for block in (16, 32, 64, 128)]
 
 
@@ -31,7 +32,8 @@ def pack_bits(levels: np.ndarray, bits: int) -> np.ndarray:
     per_byte = 8 // bits
     grouped = levels.astype(np.uint8).reshape(*levels.shape[:-1], -1, per_byte)
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
-    return np.bitwise_or.reduce(grouped << shifts, axis=-1).astype(np.uint8)
+    packed: np.ndarray = np.bitwise_or.reduce(grouped << shifts, axis=-1).astype(np.uint8)
+    return packed
 
 
 def random_matrix(
@@ -66,25 +68,29 @@ def quantize_input(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 def exact_product(x: np.ndarray, packed: Packed, bits: int, block: int) -> np.ndarray:
     """The product in float64, on the same int8 input where weights are quantized."""
     if bits == 32:
-        y = x.astype(np.float64) @ packed.exact.T
+        y: np.ndarray = x.astype(np.float64) @ packed.exact.T
     else:
         assert packed.scales is not None
         q, scale = quantize_input(x, block)
         sums = np.einsum("mbk,nbk->mnb", q, packed.levels.astype(np.float64))
         y = np.einsum("mnb,mb,nb->mn", sums, scale.astype(np.float64), packed.scales.astype(np.float64))
-    return y if packed.bias is None else y + packed.bias
+    if packed.bias is not None:
+        y = y + packed.bias
+    return y
 
 
 def activate(kind: ExpertKind, g: np.ndarray, u: np.ndarray) -> np.ndarray:
     """The activation in float64, by the manifest's formulas."""
     if kind.activation == "swiglu":
-        return g / (1 + np.exp(-g)) * u
-    if kind.activation == "geglu":
-        return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
-    if kind.activation == "reglu":
-        return np.maximum(g, 0) * u
-    g, u = np.minimum(g, kind.limit), np.clip(u, -kind.limit, kind.limit)
-    return (u + 1) * g / (1 + np.exp(-kind.alpha * g))
+        h: np.ndarray = g / (1 + np.exp(-g)) * u
+    elif kind.activation == "geglu":
+        h = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
+    elif kind.activation == "reglu":
+        h = np.maximum(g, 0) * u
+    else:
+        g, u = np.minimum(g, kind.limit), np.clip(u, -kind.limit, kind.limit)
+        h = (u + 1) * g / (1 + np.exp(-kind.alpha * g))
+    return h
 
 
 class Experts:
@@ -94,7 +100,7 @@ class Experts:
         self,
         hidden: int,
         intermediate: int,
-        layouts: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+        layouts: Layouts,
         *,
         activation: str = "swiglu",
         bias: bool = False,
@@ -111,7 +117,8 @@ class Experts:
             }
             for _ in range(count)
         ]
-        at, records = 0, {}
+        at = 0
+        records: dict[str, ExpertMatrix] = {}
         for name, shape, (bits, block) in zip(names, shapes, layouts, strict=True):
             packed = self.matrices[0][name]
             offsets: dict[str, int] = {}
@@ -120,21 +127,20 @@ class Experts:
                 if tensor is not None:
                     offsets[f"{part}_offset_bytes"] = at
                     at = align(at + tensor.nbytes)
-            records[name] = ExpertMatrix(rows=shape[0], columns=shape[1], bits=bits, block_size=block, **offsets)  # type: ignore[arg-type]
-        self.kind = ExpertKind(
-            name="test", hidden_size=hidden, intermediate_size=intermediate, activation=activation,  # type: ignore[arg-type]
-            length_bytes=at, **records,  # type: ignore[arg-type]
-        )  # fmt: skip
+            record = {"rows": shape[0], "columns": shape[1], "bits": bits, "block_size": block}
+            records[name] = ExpertMatrix.model_validate(record | offsets)
+        sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "length_bytes": at}
+        self.kind = ExpertKind.model_validate({"name": "test", "activation": activation} | sizes | records)
         stride = align(at, 4096)
         self.offsets = np.arange(count, dtype=np.int64) * stride
         # The last expert ends with the cache: reading past it is reading past the buffer.
         self.cache = np.zeros(stride * (count - 1) + at, np.uint8)
         for offset, matrices in zip(self.offsets, self.matrices, strict=True):
-            for name, record in records.items():
+            for name, matrix in records.items():
                 for part in ("weight", "scales", "bias"):
                     tensor = getattr(matrices[name], part)
                     if tensor is not None:
-                        start = int(offset) + getattr(record, f"{part}_offset_bytes")
+                        start = int(offset) + getattr(matrix, f"{part}_offset_bytes")
                         self.cache[start : start + tensor.nbytes] = tensor.reshape(-1).view(np.uint8)
 
     def exact(self, expert: int, x: np.ndarray) -> np.ndarray:

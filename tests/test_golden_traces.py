@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_traces import ARGUMENTS, answer, end_state, make_scheduler
+from plain_scheduler import PlainScheduler
 
 from lesonnx.lookahead import fixed_scores
 
@@ -26,6 +27,15 @@ def test_a_trace_replays_exactly(path: Path) -> None:
     for number, event in enumerate(trace["events"]):
         assert answer(scheduler, event) == event, f"event {number}"
     assert end_state(scheduler) == trace["end"]
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_a_plain_scheduler_written_from_the_text_gives_the_same(path: Path) -> None:
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    plain = PlainScheduler(trace["layers"], trace["budget_bytes"], trace["config"])
+    for number, event in enumerate(trace["events"]):
+        assert plain.answer(event) == event, f"event {number}"
+    assert plain.level == trace["end"]["lookahead_level"]
 
 
 def test_the_traces_cover_every_event_and_action() -> None:

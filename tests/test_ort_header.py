@@ -74,7 +74,7 @@ def compare(include: str, header: str, work: Path) -> subprocess.CompletedProces
 
 @pytest.mark.skipif(real_include() is None, reason="onnxruntime_c_api.h is not installed (libonnxruntime-dev)")
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
-def test_our_header_agrees_with_the_real_one(tmp_path: Path):
+def test_our_header_agrees_with_the_real_one(tmp_path: Path) -> None:
     include = real_include()
     assert include is not None
     header = (NATIVE / "ort_api.h").read_text()

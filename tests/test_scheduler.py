@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from golden_traces import write_action, write_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_scheduler import PlainScheduler
 from scheduler_host import AuditingHost
 
 from lesonnx.errors import BudgetError, InputError, LoadError
@@ -116,6 +118,11 @@ def test_invariants_hold_for_any_run(data: st.DataObject, layers: list[LayerShap
     while host.happen():
         pass
     assert scheduler.counters.lookahead_used + scheduler.counters.lookahead_wasted <= scheduler.counters.lookahead_loads
+    # The plain scheduler, which searches where this one keeps order, gives the same actions.
+    plain = PlainScheduler([layer._asdict() for layer in layers], budget, asdict(config))
+    for event, arguments, actions in host.log:
+        written = {**write_event(event, arguments), "actions": [write_action(action) for action in actions]}
+        assert plain.answer(written) == written
 
 
 @settings(max_examples=60, deadline=None)
@@ -339,6 +346,7 @@ def test_drafts_teach_only_when_accepted() -> None:
         lambda s: s.route(0, [[]]),
         lambda s: s.route(0, [[1, 1]]),
         lambda s: s.route(0, [[1, 4]]),
+        lambda s: s.route(0, [[0, 1, 2]]),
         lambda s: s.route(0, [[-1, 2]]),
         lambda s: s.route(2, [[0, 1]]),
         lambda s: s.route(-1, [[0, 1]]),

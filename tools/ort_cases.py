@@ -1,7 +1,7 @@
 """Writes cases for tools/ort_host.c and compares its outputs with what ONNX Runtime computes here.
 
-    ort_cases.py write DIRECTORY      case_N.bin and expected_N.bin (needs onnx and the built kernel)
-    ort_cases.py compare DIRECTORY    every output_*_N.bin against expected_N.bin, byte for byte
+ort_cases.py write DIRECTORY      case_N.bin and expected_N.bin (needs onnx and the built kernel)
+ort_cases.py compare DIRECTORY    every output_*_N.bin against expected_N.bin, byte for byte
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ def write(directory: Path) -> None:
         hidden = rng.standard_normal((TOKENS, hidden_size)).astype(np.float32)
         rows = rng.permutation(TOKENS * SLOTS).astype(np.int64)[:70]
         starts = np.array([0, 1, 20, 20, 70], np.int64)
-        header = np.array(
-            [len(model), TOKENS, hidden_size, SLOTS, experts.cache.nbytes, COUNT, len(rows)], np.int64
-        )
-        arrays = [hidden, experts.cache, experts.offsets, starts, rows]
+        header = np.array([len(model), TOKENS, hidden_size, SLOTS, experts.cache.nbytes, COUNT, len(rows)], np.int64)
+        arrays: list[np.ndarray] = [hidden, experts.cache, experts.offsets, starts, rows]
         (directory / f"case_{index}.bin").write_bytes(
             header.tobytes() + model + b"".join(array.tobytes() for array in arrays)
         )

@@ -9,6 +9,9 @@ from lesonnx.cli import LazyGroup
 BENCHMARKS = {
     "cache": "lesonnx.bench.cache:cache",
     "kernel": "lesonnx.bench.kernel:kernel",
+    "ladder": "lesonnx.bench.ladder:ladder",
+    "lookahead": "lesonnx.bench.lookahead:lookahead",
+    "prefill": "lesonnx.bench.prefill:prefill",
     "synth": "lesonnx_export.synth:synth",
 }
 

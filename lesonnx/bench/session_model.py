@@ -5,7 +5,7 @@ The exporter writes its own, with external data; this one carries its weights an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,19 +39,16 @@ def session_model(kind: ExpertKind, expert: np.ndarray) -> ModelProto:
         packed = weight.reshape(matrix.rows, matrix.num_blocks, -1)
         initializers.append(numpy_helper.from_array(packed, f"{name}.weight"))
         initializers.append(numpy_helper.from_array(scales, f"{name}.scales"))
-        nodes.append(
-            helper.make_node(
-                "MatMulNBits",
-                [source, f"{name}.weight", f"{name}.scales"],
-                [target],
-                domain="com.microsoft",
-                K=matrix.columns,
-                N=matrix.rows,
-                bits=matrix.bits,
-                block_size=matrix.block_size,
-                accuracy_level=4,
-            )  # fmt: skip
-        )
+        inputs = [source, f"{name}.weight", f"{name}.scales"]
+        attributes: dict[str, Any] = {
+            "accuracy_level": 4,
+            "K": matrix.columns,
+            "N": matrix.rows,
+            "bits": matrix.bits,
+            "block_size": matrix.block_size,
+        }
+        node = helper.make_node("MatMulNBits", inputs, [target], domain="com.microsoft", **attributes)
+        nodes.append(node)
 
     linear("gate_proj", "x", "gate")
     linear("up_proj", "x", "up")

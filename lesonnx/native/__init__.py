@@ -1,7 +1,7 @@
 """Where the expert kernel's library is, and which instruction set it uses.
 
-It does not load the library at import, and knows nothing of experts: the operator is in the C files beside it, the plain
-functions are called through ``lesonnx.native.library``.
+It does not load the library at import, and knows nothing of experts: the operator is in the C files beside it, and
+``lesonnx.native.library`` calls the plain functions.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ LESONNX_INLINE fvec zero_fvec(void) { return _mm512_setzero_ps(); }
 /* To the second level: the first has too few miss buffers to keep memory busy. */
 LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
+#include "x86_512_row.h"
+
 #include "tile.h"
 #include "x86_float.h"
 

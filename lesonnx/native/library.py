@@ -7,6 +7,7 @@ thread-safe.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
@@ -155,20 +156,20 @@ class Library:
         slots: int,
         hidden: np.ndarray,
         cache: np.ndarray,
-        offsets: np.ndarray,
-        row_starts: np.ndarray,
-        rows: np.ndarray,
+        offsets: Sequence[int] | np.ndarray,
+        row_starts: Sequence[int] | np.ndarray,
+        rows: Sequence[int] | np.ndarray,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """What the operator computes, on the calling thread: float32 [T, slots, H], unnamed rows as ``out`` has them."""
+        """What the operator computes, on the calling thread: float32 [T, slots, H]; unnamed rows stay as in ``out``."""
         if out is None:
             out = np.zeros((hidden.shape[0], slots, kind.hidden_size), np.float32)
-        offsets, row_starts, rows = (np.ascontiguousarray(a, np.int64) for a in (offsets, row_starts, rows))
-        if hidden.shape[1] != kind.hidden_size or len(row_starts) != len(offsets) + 1:
-            raise LesonnxError(f"hidden {hidden.shape} or row_starts {row_starts.shape} has the wrong shape")
+        at, starts, flat = (np.ascontiguousarray(values, np.int64) for values in (offsets, row_starts, rows))
+        if hidden.shape[1] != kind.hidden_size or len(starts) != len(at) + 1:
+            raise LesonnxError(f"hidden {hidden.shape} or row_starts {starts.shape} has the wrong shape")
         batch = Batch(
             _floats(hidden, "hidden").ctypes.data, hidden.shape[0], slots, cache.ctypes.data, cache.nbytes,
-            offsets.ctypes.data, len(offsets), row_starts.ctypes.data, rows.ctypes.data, len(rows), out.ctypes.data,
+            at.ctypes.data, len(at), starts.ctypes.data, flat.ctypes.data, len(flat), out.ctypes.data,
         )  # fmt: skip
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         if self.c.lesonnx_experts(kind_struct(kind), batch, None, None, message, _MESSAGE_BYTES):

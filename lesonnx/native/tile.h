@@ -18,71 +18,7 @@
 #ifndef LESONNX_TILE_H
 #define LESONNX_TILE_H
 
-#include "scalar.h"
-
-#define TILE_COLUMNS (4 * LANES)
-#define SCALE_BLOCKS 8 /* blocks whose scales are transposed together, a multiple of 4 and of any `parts` */
-
-LESONNX_INLINE ivec granule(ivec raw, int bits, int r) {
-    if (bits == 8) {
-        return raw;
-    }
-    const int mask = (1 << bits) - 1;
-    return r == 0 ? and_byte(raw, mask) : and_byte(shift_right(raw, r * bits), mask);
-}
-
-/* Four registers to one per block of the step (`parts`), columns in order. */
-LESONNX_INLINE void columns_of(const ivec in[4], int parts, ivec *out) {
-    const ivec even0 = even(in[0], in[1]), odd0 = odd(in[0], in[1]);
-    const ivec even1 = even(in[2], in[3]), odd1 = odd(in[2], in[3]);
-    if (parts == 4) {
-        out[0] = even(even0, even1);
-        out[1] = even(odd0, odd1);
-        out[2] = odd(even0, even1);
-        out[3] = odd(odd0, odd1);
-        return;
-    }
-    const ivec pairs0 = add_sums(even0, odd0), pairs1 = add_sums(even1, odd1);
-    if (parts == 2) {
-        out[0] = even(pairs0, pairs1);
-        out[1] = odd(pairs0, pairs1);
-        return;
-    }
-    out[0] = add_sums(even(pairs0, pairs1), odd(pairs0, pairs1));
-}
-
-/* Scales of blocks first..first+SCALE_BLOCKS-1, where they exist, to out[block - first][column]. Four blocks are
- * loaded at a time; the last four of a row may overlap those before, so that nothing past the row is read. */
-LESONNX_INLINE void transpose_scales(const float *scales, int64_t blocks, int64_t first, float *out) {
-    if (blocks < 4) {
-        for (int64_t b = 0; b < blocks; b++) {
-            for (int n = 0; n < TILE_COLUMNS; n++) {
-                out[b * TILE_COLUMNS + n] = scales[n * blocks + b];
-            }
-        }
-        return;
-    }
-    for (int64_t b = first; b < lesonnx_min(first + SCALE_BLOCKS, blocks); b += 4) {
-        const int64_t from = lesonnx_min(b, blocks - 4);
-        ivec rows[4], by_block[4];
-        for (int v = 0; v < 4; v++) {
-            rows[v] = load_rows((const uint8_t *)(scales + v * blocks + from), blocks * 4);
-        }
-        columns_of(rows, 4, by_block);
-        for (int i = 0; i < 4; i++) {
-            if (from + i >= first) {
-                store_panel((uint8_t *)(out + (from + i - first) * TILE_COLUMNS), by_block[i]);
-            }
-        }
-    }
-}
-
-/* Weights of a tile: in the pack (`weights` at its first row), or in a panel. */
-typedef struct {
-    const uint8_t *weights;
-    const float *scales;
-    const uint8_t *ahead; /* the weights to read after these, or NULL */
-} tile_source;
+#include "tile_base.h"
 
 /* One step's integer sums of mr rows. `raw` and `stride` are the packed rows, or `raw` the panel's step. */
 LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw, int64_t stride,
@@ -181,11 +117,18 @@ LESONNX_INLINE void tile(const lesonnx_format *f, int bits, int parts, int panel
     }
 }
 
+#ifndef ONE_ROW_TILE /* an instruction set may have a better way for one row of packed weights; 1 if it took it */
+#define ONE_ROW_TILE(f, bits, source, row, acc) 0
+#endif
+
 /* A tile for mr rows, then the bias, then those of its columns that the product asks for. */
 LESONNX_INLINE void tile_out(const lesonnx_product *p, int bits, int parts, int panel, int mr,
                              const tile_source *source, int64_t i, int64_t base, int64_t n) {
     fvec acc[4];
-    tile(p->format, bits, parts, panel, mr, source, p->rows + i, acc);
+    const int done = mr == 1 && parts == 1 && !panel && ONE_ROW_TILE(p->format, bits, source, p->rows[i], acc);
+    if (!done) {
+        tile(p->format, bits, parts, panel, mr, source, p->rows + i, acc);
+    }
     for (int m = 0; m < mr; m++) {
         if (p->bias) {
             acc[m] = add_floats(acc[m], load_floats(p->bias + base));
