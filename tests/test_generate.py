@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,16 @@ def test_the_budget_bounds_what_is_resident(sample_bundle: Path) -> None:
     with lesonnx.load(sample_bundle, expert_budget_bytes=model.bundle.least_budget_bytes) as tight:
         list(tight.generate(PROMPT, options()))
         assert tight.telemetry.read_bytes > roomy
+
+
+def test_a_load_that_fails_leaves_no_threads(sample_bundle: Path, tmp_path: Path) -> None:
+    spoiled = edited(sample_bundle, tmp_path / "spoiled")
+    (spoiled / "dense/head.onnx").write_bytes(b"garbage")
+    before = threading.active_count()
+    for changes in ({}, {"memory_budget_bytes": 1}):
+        with pytest.raises(InputError):
+            lesonnx.load(spoiled if not changes else sample_bundle, **changes)
+        assert threading.active_count() == before
 
 
 def test_closing_twice_is_harmless(sample_bundle: Path) -> None:
