@@ -164,7 +164,7 @@ def test_fitting_block_size(columns: int, wanted: int, expected: int) -> None:
     assert fitting_block_size(columns, wanted) == expected
 
 
-# -- what ONNX Runtime makes of it ----------------------------------------------------------------------------------------
+# -- what ONNX Runtime makes of it -------------------------------------------------------------------------------------
 
 
 def session(nodes: list[Any], inputs: list[Any], output: str, constants: dict[str, Any]) -> Any:
