@@ -145,7 +145,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
             place = expert_idx if expert_idx is None else expert_idx % DISTINCT_EXPERTS
             if place not in blocks:
                 tensors = read_expert(plan.architecture, weights, 0, place)
-                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data  # type: ignore[arg-type]
+                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data
             file.write(blocks[place])
     write_models(bundle, layer)
     return layer.pack_bytes

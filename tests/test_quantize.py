@@ -108,7 +108,7 @@ def test_zero_blocks_are_zeros(bits: Any) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("exponent", [-126, -100, 0, 100])
+@pytest.mark.parametrize("exponent", [-90, -100, 0, 100])
 def test_magnitude_does_not_matter(bits: Any, exponent: int) -> None:
     """A power of two moves the scales and not one code, as far as float32 goes."""
     matrix = random_matrix(4, 64)
