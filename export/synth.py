@@ -103,7 +103,7 @@ class SyntheticCheckpoint(Checkpoint):
 def write_synthetic(
     shape: str, bundle: Path, options: ExportOptions, changes: dict[str, int], console: Console | None = None
 ) -> None:
-    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for an export."""
+    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for export."""
     if shape not in SHAPES:
         raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
     if bundle.exists():
