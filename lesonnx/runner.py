@@ -173,12 +173,12 @@ class Runner:
         bound = self._memory
         left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
         left = int(left / self.loader.engine.memory_per_byte)
-        if left < self.bundle.least_budget_bytes:
+        least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
+        if left < least:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least"
-                f" {self.bundle.least_budget_bytes:,}"
+                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
         self.loader.pressure(min(left, wanted))
