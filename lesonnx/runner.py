@@ -104,7 +104,13 @@ class _StepBuffers:
 class Runner:
     """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
-    def __init__(self, bundle: Bundle, loader: ExpertLoader, prefill_chunk_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        loader: ExpertLoader,
+        prefill_chunk_tokens: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
         self.bundle = bundle
         self.loader = loader
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
@@ -114,7 +120,7 @@ class Runner:
         self.recorder: Recorder | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
-        options = ort.session_options(optimise=True)
+        options = ort.session_options(optimise=True, num_threads=num_threads)
         self._sessions = {
             part.name: ort.open_session(bundle.part_file(part), options)
             for part in bundle.manifest.parts
