@@ -17,7 +17,7 @@ from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
-from lesonnx_export.expert import PACK_NAME, ExpertModel, expert_bytes
+from lesonnx_export.expert import PACK_NAME, ExpertModel, ExpertTensors, expert_bytes
 from lesonnx_export.workers import run_tasks
 
 # Experts a task takes at a time: few enough for a smooth progress bar, enough to make the hand-over cheap.
@@ -58,11 +58,11 @@ class LayerPlan:
         return kind
 
 
-def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> dict[str, object]:
+def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> ExpertTensors:
     """An expert's float32 tensors; None asks for the shared one."""
     if expert_idx is None:
-        return dict(architecture.shared_expert(weights, layer_idx))
-    return dict(architecture.expert(weights, layer_idx, expert_idx))
+        return architecture.shared_expert(weights, layer_idx)
+    return architecture.expert(weights, layer_idx, expert_idx)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _write_experts(architecture: Decoder, weights: Weights, task: _Task) -> int:
         for expert_idx in task.places:
             name = f"layer {plan.layer_idx} expert {'shared' if expert_idx is None else expert_idx}"
             tensors = read_expert(architecture, weights, plan.layer_idx, expert_idx)
-            block = expert_bytes(plan.kind_of(expert_idx), tensors, name)  # type: ignore[arg-type]
+            block = expert_bytes(plan.kind_of(expert_idx), tensors, name)
             view = memoryview(block.data)
             offset = plan.offset_bytes(expert_idx)
             while view:
