@@ -73,7 +73,7 @@ setup(
         Extension(
             "lesonnx.native.liblesonnx",
             sources=sorted(path.as_posix() for path in NATIVE.glob("*.c")),
-            depends=sorted(path.as_posix() for path in NATIVE.glob("*.h")),
+            depends=sorted(path.as_posix() for path in NATIVE.rglob("*.h")),
             optional=True,
         )
     ],

@@ -78,17 +78,23 @@ def export_with_progress(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading", total=None)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task("reading", total=None)
 
-        def announce(plan: ExportPlan) -> None:
-            bar.update(task, total=plan.total_bytes)
+    def announce(plan: ExportPlan) -> None:
+        # The bar appears when it is known that there is something to do.
+        bar.update(task, total=plan.total_bytes)
+        bar.start()
 
-        def progress(what: str, num_bytes: int) -> None:
-            bar.update(task, description=what, advance=num_bytes)
+    def progress(what: str, num_bytes: int) -> None:
+        bar.update(task, description=what, advance=num_bytes)
 
+    try:
         report = export_bundle(checkpoint, bundle, options, resume=resume, progress=progress, announce=announce)
         bar.update(task, description="done")
+    finally:
+        if bar.live.is_started:
+            bar.stop()
     print_summary(console, report)
     return report
 

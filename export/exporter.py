@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from lesonnx_export.expert import PACK_NAME, make_kind
 from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import NAME as JOURNAL_NAME
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import LayerPlan, PackWriter, layer_directory, read_expert, write_models
+from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models, write_packs
 from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
@@ -402,12 +402,16 @@ def _write_experts(
     todo = [layer for layer in plan.layers if layer.layer_idx not in done]
     if not todo:
         return
-    writer = PackWriter(plan.checkpoint.directory, partial, options.num_workers)
-    try:
-        for layer in writer.write(todo, lambda num_bytes: progress("experts", num_bytes)):
+    packs = write_packs(
+        plan.checkpoint.directory,
+        partial,
+        todo,
+        options.num_workers,
+        lambda num_bytes: progress("experts", num_bytes),
+    )
+    with closing(packs) as layers:
+        for layer in layers:
             journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx)
-    finally:
-        writer.close()
 
 
 def write_stages(plan: ExportPlan, partial: Path) -> None:

@@ -5,16 +5,11 @@ It knows where experts lie and who does the work, not what the parts around them
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
@@ -22,7 +17,8 @@ from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
-from lesonnx_export.expert import PACK_NAME, ExpertModel, expert_bytes
+from lesonnx_export.expert import PACK_NAME, ExpertModel, ExpertTensors, expert_bytes
+from lesonnx_export.workers import run_tasks
 
 # Experts a task takes at a time: few enough for a smooth progress bar, enough to make the hand-over cheap.
 EXPERTS_A_TASK = 4
@@ -62,58 +58,38 @@ class LayerPlan:
         return kind
 
 
-def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> dict[str, object]:
+def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> ExpertTensors:
     """An expert's float32 tensors; None asks for the shared one."""
     if expert_idx is None:
-        return dict(architecture.shared_expert(weights, layer_idx))
-    return dict(architecture.expert(weights, layer_idx, expert_idx))
+        return architecture.shared_expert(weights, layer_idx)
+    return architecture.expert(weights, layer_idx, expert_idx)
 
 
-_architecture: Decoder
-_weights: Weights
+@dataclass(frozen=True)
+class _Task:
+    """Some experts of a layer, and the pack that they go to."""
+
+    pack: Path
+    plan: LayerPlan
+    places: list[int | None]
 
 
-def _open_checkpoint(directory: Path) -> None:
-    """Open the checkpoint, once a process."""
-    global _architecture, _weights
+def _open_checkpoint(directory: Path) -> Callable[[_Task], int]:
+    """What a worker process begins with."""
     checkpoint = Checkpoint(directory)
-    _architecture, _weights = make_decoder(Config(checkpoint.config)), Weights(checkpoint)
+    architecture, weights = make_decoder(Config(checkpoint.config)), Weights(checkpoint)
+    return lambda task: _write_experts(architecture, weights, task)
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, not even while Python starts: it is the parent's to handle."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class _InProcess(Executor):
-    """One worker without a process of its own: a task is done when it is given."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001  (raised again where the result is asked for)
-            future.set_exception(error)
-        return future
-
-
-def _write_experts(path: Path, plan: LayerPlan, places: list[int | None]) -> int:
+def _write_experts(architecture: Decoder, weights: Weights, task: _Task) -> int:
     """Read, quantize and write some experts; gives the bytes written."""
-    written = 0
-    descriptor = os.open(path, os.O_WRONLY)
+    written, plan = 0, task.plan
+    descriptor = os.open(task.pack, os.O_WRONLY)
     try:
-        for expert_idx in places:
+        for expert_idx in task.places:
             name = f"layer {plan.layer_idx} expert {'shared' if expert_idx is None else expert_idx}"
-            tensors = read_expert(_architecture, _weights, plan.layer_idx, expert_idx)
-            block = expert_bytes(plan.kind_of(expert_idx), tensors, name)  # type: ignore[arg-type]
+            tensors = read_expert(architecture, weights, plan.layer_idx, expert_idx)
+            block = expert_bytes(plan.kind_of(expert_idx), tensors, name)
             view = memoryview(block.data)
             offset = plan.offset_bytes(expert_idx)
             while view:
@@ -142,71 +118,38 @@ def write_models(root: Path, plan: LayerPlan) -> int:
     return written
 
 
-class PackWriter:
-    """Writes packs with a pool of processes, one worker in this process. A layer is announced once it is on disk."""
+def write_packs(
+    checkpoint_directory: Path,
+    root: Path,
+    plans: Sequence[LayerPlan],
+    num_workers: int,
+    progress: Callable[[int], None],
+) -> Generator[LayerPlan, None, None]:
+    """Write the layers' packs with several processes; yields a layer once all of it is on disk.
 
-    def __init__(self, checkpoint_directory: Path, root: Path, num_workers: int) -> None:
-        self._root = root
-        self._pool: Executor
-        if num_workers == 1:
-            _open_checkpoint(checkpoint_directory)
-            self._pool = _InProcess()
-            self._ahead = 1
-            return
-        self._pool = ProcessPoolExecutor(
-            num_workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_open_checkpoint,
-            initargs=(checkpoint_directory,),
-        )
-        self._ahead = 2 * num_workers
+    ``progress`` is called with bytes as they are written. Closing the iterator ends the processes.
+    """
+    open_tasks: dict[int, int] = {}
+    with closing(
+        run_tasks(_open_checkpoint, checkpoint_directory, _tasks(root, plans, open_tasks), num_workers)
+    ) as done:
+        for task, num_bytes in done:
+            progress(num_bytes)
+            layer_idx = task.plan.layer_idx
+            open_tasks[layer_idx] -= 1
+            if open_tasks[layer_idx] == 0:
+                write_models(root, task.plan)
+                yield task.plan
 
-    def write(self, plans: list[LayerPlan], progress: Callable[[int], None]) -> Iterator[LayerPlan]:
-        """Write the layers' packs; yields each when complete, calls ``progress`` with bytes as they are written."""
-        pending: dict[Future[int], LayerPlan] = {}
-        open_tasks: dict[int, int] = {}
-        tasks = self._tasks(plans, open_tasks)
-        try:
-            exhausted = False
-            while pending or not exhausted:
-                while not exhausted and len(pending) < self._ahead:
-                    task = next(tasks, None)
-                    if task is None:
-                        exhausted = True
-                        break
-                    plan, places = task
-                    path = layer_directory(self._root, plan.layer_idx) / PACK_NAME
-                    pending[self._submit(path, plan, places)] = plan
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    plan = pending.pop(future)
-                    progress(future.result())
-                    open_tasks[plan.layer_idx] -= 1
-                    if open_tasks[plan.layer_idx] == 0:
-                        write_models(self._root, plan)
-                        yield plan
-        except BrokenProcessPool:
-            raise LesonnxError("a worker process died (out of memory?); export again with --resume") from None
 
-    def _submit(self, path: Path, plan: LayerPlan, places: list[int | None]) -> Future[int]:
-        if isinstance(self._pool, _InProcess):
-            return self._pool.submit(_write_experts, path, plan, places)
-        with _interrupts_held():
-            return self._pool.submit(_write_experts, path, plan, places)
-
-    def _tasks(
-        self, plans: list[LayerPlan], open_tasks: dict[int, int]
-    ) -> Iterator[tuple[LayerPlan, list[int | None]]]:
-        for plan in plans:
-            directory = layer_directory(self._root, plan.layer_idx)
-            directory.mkdir(parents=True, exist_ok=True)
-            with (directory / PACK_NAME).open("wb") as file:
-                file.truncate(plan.pack_bytes)
-            starts = range(0, len(plan.places), EXPERTS_A_TASK)
-            open_tasks[plan.layer_idx] = len(starts)
-            for start in starts:
-                yield plan, plan.places[start : start + EXPERTS_A_TASK]
-
-    def close(self) -> None:
-        """End the workers without waiting for tasks that have not begun."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+def _tasks(root: Path, plans: Sequence[LayerPlan], open_tasks: dict[int, int]) -> Iterator[_Task]:
+    """Begin each layer's pack and deal its experts out; ``open_tasks`` counts what is not done of a layer."""
+    for plan in plans:
+        directory = layer_directory(root, plan.layer_idx)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / PACK_NAME).open("wb") as file:
+            file.truncate(plan.pack_bytes)
+        starts = range(0, len(plan.places), EXPERTS_A_TASK)
+        open_tasks[plan.layer_idx] = len(starts)
+        for start in starts:
+            yield _Task(directory / PACK_NAME, plan, plan.places[start : start + EXPERTS_A_TASK])

@@ -18,12 +18,14 @@ BLOCK_SIZES = (128, 64, 32, 16)
 # less than rounding all the others coarsely, the more so the fewer the bits. Negative shares give the extreme value the
 # shorter side of the codes, which pays with two bits alone: there the sides are -2 and 1.
 CANDIDATES: dict[int, tuple[float, ...]] = {
-    2: (0.5, 0.65, 0.8, 0.95, 1.1, -0.8, -1.1, -1.4, -1.7, -2.0),
+    2: (0.5, 0.65, 0.8, 1.0, 1.1, -0.8, -1.1, -1.4, -1.7, -2.0),
     4: (0.6, 0.68, 0.76, 0.84, 0.92, 1.0, 1.06),
     8: (0.96, 0.98, 1.0),
 }
 # Then the best scale that was found for the codes becomes a candidate itself, this many times.
 REFINEMENTS: dict[int, int] = {2: 2, 4: 2, 8: 0}
+# A block without a larger value becomes zeros.
+LEAST_VALUE = 1e-30
 # Work in pieces that stay in a core's own cache.
 PIECE_ELEMENTS = 1 << 17
 
@@ -99,8 +101,6 @@ def _search(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], 
         np.copyto(best_scale, scale, where=better)
 
     full = _inverse(extreme) * np.float32(-half)
-    # A block whose values are all tiny overflows here: it becomes zeros.
-    full = np.where(np.isfinite(full), full, np.float32(0))
     for share in CANDIDATES[bits]:
         attempt(full / np.float32(share))
     for _ in range(REFINEMENTS[bits]):
@@ -112,10 +112,10 @@ def _search(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], 
 
 
 def _inverse(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """One over each value; zero for zero and for subnormal values, which have no finite inverse."""
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(1) / values
-    return np.where(np.isfinite(inverse), inverse, np.float32(0))
+    """One over each value; zero for what is next to nothing, whose inverse would leave float32."""
+    is_large = np.abs(values) >= LEAST_VALUE
+    inverse: NDArray[np.float32] = np.divide(np.float32(1), values, where=is_large, out=np.zeros_like(values))
+    return inverse
 
 
 def pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -103,7 +103,7 @@ class SyntheticCheckpoint(Checkpoint):
 def write_synthetic(
     shape: str, bundle: Path, options: ExportOptions, changes: dict[str, int], console: Console | None = None
 ) -> None:
-    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for an export."""
+    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for export."""
     if shape not in SHAPES:
         raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
     if bundle.exists():
@@ -145,7 +145,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
             place = expert_idx if expert_idx is None else expert_idx % DISTINCT_EXPERTS
             if place not in blocks:
                 tensors = read_expert(plan.architecture, weights, 0, place)
-                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data  # type: ignore[arg-type]
+                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data
             file.write(blocks[place])
     write_models(bundle, layer)
     return layer.pack_bytes

@@ -173,7 +173,11 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     check_budget(bundle, budget, config)
     engine = make_engine(options.engine, bundle)
     loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
-    runner = Runner(bundle, loader, options.prefill_chunk_tokens)
+    try:
+        runner = Runner(bundle, loader, options.prefill_chunk_tokens)
+    except BaseException:
+        loader.close()
+        raise
     try:
         if options.memory_budget_bytes is not None:
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)

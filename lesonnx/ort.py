@@ -6,6 +6,7 @@ It knows no bundle and no model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def open_session(
 
 def first_line(error: BaseException) -> str:
     """An exception's message on one line."""
-    return " ".join(str(error).split())[:300]
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    return text if len(text) <= 400 else f"{text[:200]} … {text[-200:]}"
 
 
 class Binding:

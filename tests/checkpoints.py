@@ -79,7 +79,7 @@ def derive(
     return write_checkpoint(directory, changed_config, changed_tensors, num_shards=num_shards)
 
 
-# -- what real checkpoints do to names, layouts and types ----------------------------------------------------------------
+# -- what real checkpoints do to names, layouts and types --------------------------------------------------------------
 
 
 def fuse_experts(tensors: Tensors) -> Tensors:
@@ -157,7 +157,7 @@ def cast(dtype: Any) -> Callable[[Tensors], Tensors]:
 
 
 def round_to_float16(tensors: Tensors) -> Tensors:
-    """Values that bfloat16 and float16 both hold exactly: what is too small for float16's normal numbers goes to zero."""
+    """Values that bfloat16 and float16 both hold exactly: what float16 holds only as subnormal goes to zero."""
     rounded = {}
     for key, value in tensors.items():
         values = value.astype(np.float32)

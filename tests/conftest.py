@@ -88,8 +88,11 @@ class Outcome:
 
 
 @pytest.fixture
-def lesonnx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
-    """Calls the program's entry point in this process: ``lesonnx("run", bundle, "--prompt", "x")``."""
+def lesonnx(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+    """Calls the program's entry point in this process: ``lesonnx("run", bundle, "--prompt", "x")``.
+
+    What libraries and worker processes write to the terminal counts as the program's.
+    """
     from lesonnx.cli import main
 
     kept = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGINT)}
@@ -98,13 +101,13 @@ def lesonnx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     def call(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["lesonnx", *map(str, arguments)])
-        capsys.readouterr()
+        capfd.readouterr()
         code: Any = 0
         try:
             main()
         except SystemExit as exit_:
             code = exit_.code or 0
-        captured = capsys.readouterr()
+        captured = capfd.readouterr()
         return Outcome(code, captured.out, captured.err)
 
     yield call

@@ -127,7 +127,7 @@ def test_a_rehearsal_reads_nothing(tmp_path: Path) -> None:
     assert weights.used == {EMBEDDING}
 
 
-# -- refusals: the ones that an export meets are in test_bad_input.py --------------------------------------------------------
+# -- refusals: the ones that an export meets are in test_bad_input.py --------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "\x00", "[" * 100_000])

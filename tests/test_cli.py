@@ -33,7 +33,7 @@ def ids(count: int = 8) -> str:
     return ",".join(map(str, read_reference("qwen3_moe")["input_ids"][:count].tolist()))
 
 
-# -- help ----------------------------------------------------------------------------------------------------------------------
+# -- help --------------------------------------------------------------------------------------------------------------
 
 
 def test_version_and_help(lesonnx: Call) -> None:
@@ -91,7 +91,7 @@ def test_a_missing_extra_is_named(lesonnx: Call, monkeypatch: pytest.MonkeyPatch
     assert lesonnx("--help").code == 0
 
 
-# -- run -------------------------------------------------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------------------------------
 
 
 def test_run_streams_text_and_sums_up(lesonnx: Call, sample_bundle: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_closed_pipe_ends_it_quietly(sample_bundle: Path) -> None:
     assert process.wait() == -signal.SIGPIPE
 
 
-# -- chat ------------------------------------------------------------------------------------------------------------------------
+# -- chat --------------------------------------------------------------------------------------------------------------
 
 
 def test_chat(lesonnx: Call, chat_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -212,7 +212,7 @@ def test_chat_says_when_the_context_is_full(lesonnx: Call, chat_bundle: Path, mo
     assert len(outcome.err.splitlines()) == 2
 
 
-# -- inspect, export, demo -----------------------------------------------------------------------------------------------------------
+# -- inspect, export, demo ---------------------------------------------------------------------------------------------
 
 
 def test_inspect(lesonnx: Call, sample_bundle: Path) -> None:

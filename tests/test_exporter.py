@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from lesonnx_export.exporter import ExportOptions, export_bundle, make_plan
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.journal import NAME as JOURNAL
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import PackWriter
+from lesonnx_export.workers import Worker
 
 NAME = "qwen2_moe"
 ALONE = ExportOptions(bits=4, num_workers=1)
@@ -61,7 +62,7 @@ def assert_resumes(bundle: Path, clean: dict[str, bytes]) -> None:
     assert os.listdir(bundle.parent) == [bundle.name]
 
 
-# -- the result ------------------------------------------------------------------------------------------------------------
+# -- the result --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -150,7 +151,7 @@ def test_the_number_of_workers_does_not_change_a_byte(
     assert os.listdir(tmp_path) == ["bundle"]
 
 
-# -- broken off and gone on with ---------------------------------------------------------------------------------------------
+# -- broken off and gone on with ---------------------------------------------------------------------------------------
 
 
 def break_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool, error: Any) -> None:
@@ -169,14 +170,18 @@ def break_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, 
     monkeypatch.setattr(owner, name, broken)
 
 
-def export_broken(bundle: Path, owner: Any, name: str, call: int, *, after: bool, error: BaseException) -> None:
-    """An export that breaks at a call of a function, counted from the end of the rehearsal."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises((type(error), LesonnxError)):
+def export_broken(
+    bundle: Path, owner: Any, name: str, call: int, *, after: bool, error: BaseException
+) -> BaseException:
+    """An export that breaks at a call of a function, counted from the end of the rehearsal; what it raised."""
+    with pytest.MonkeyPatch.context() as patch:
 
         def announce(plan: Any) -> None:
             break_at(patch, owner, name, call, after=after, error=error)
 
-        export_bundle(fixture(NAME), bundle, ALONE, announce=announce)
+        with pytest.raises((type(error), LesonnxError)) as caught:
+            export_bundle(fixture(NAME), bundle, ALONE, announce=announce)
+    return caught.value
 
 
 POINTS: dict[str, tuple[Any, str, range]] = {
@@ -234,13 +239,13 @@ def test_what_is_finished_is_not_done_again(broken_off: Path, monkeypatch: pytes
     saved: list[str] = []
     monkeypatch.setattr(exporter, "save_part", lambda built, partial: saved.append(built.part.name))
     packs = []
-    original = PackWriter.write
+    original = exporter.write_packs
 
-    def write(self: PackWriter, plans: Any, report: Any) -> Iterator[Any]:
+    def write(checkpoint: Path, root: Path, plans: Any, *args: Any) -> Iterator[Any]:
         packs.extend(plan.layer_idx for plan in plans)
-        return original(self, plans, report)
+        return original(checkpoint, root, plans, *args)
 
-    monkeypatch.setattr(PackWriter, "write", write)
+    monkeypatch.setattr(exporter, "write_packs", write)
     export_bundle(fixture(NAME), broken_off, ALONE, resume=True, progress=progress)
     assert saved == []
     assert packs == [1, 2]
@@ -349,7 +354,7 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-# -- targets and failures ------------------------------------------------------------------------------------------------------
+# -- targets and failures ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "dangling link"])
@@ -389,13 +394,10 @@ def test_values_that_are_not_finite_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("owner", "name"), [(os, "pwrite"), (DenseStore, "write"), (Journal, "add")])
 def test_a_full_disk_can_be_resumed(tmp_path: Path, clean: dict[str, bytes], owner: Any, name: str) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(LesonnxError, match=r"disk is full.*--resume") as caught:
-
-        def announce(plan: Any) -> None:
-            break_at(patch, owner, name, 3, after=False, error=full)
-
-        export_bundle(fixture(NAME), tmp_path / "bundle", ALONE, announce=announce)
-    assert caught.value.exit_code == 1
+    raised = export_broken(tmp_path / "bundle", owner, name, 3, after=False, error=full)
+    assert re.search(r"disk is full.*--resume", str(raised))
+    assert isinstance(raised, LesonnxError)
+    assert raised.exit_code == 1
     assert_resumes(tmp_path / "bundle", clean)
 
 
@@ -409,25 +411,27 @@ def test_a_disk_too_small_is_known_before_any_work(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_killed_worker_can_be_resumed(tmp_path: Path, clean: dict[str, bytes]) -> None:
-    original = PackWriter._submit
+def test_a_killed_worker_can_be_resumed(
+    tmp_path: Path, clean: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Worker.give
 
-    def submit(self: PackWriter, *args: Any) -> Any:
-        future = original(self, *args)
-        for pid in list(self._pool._processes):  # type: ignore[attr-defined]
-            os.kill(pid, signal.SIGKILL)
-        return future
+    def give(self: Worker, task: Any) -> None:
+        original(self, task)
+        if task.plan.layer_idx == 1:
+            os.kill(int(self.process.pid or 0), signal.SIGKILL)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(LesonnxError, match="worker process died.*--resume"):
-        patch.setattr(PackWriter, "_submit", submit)
+    monkeypatch.setattr(Worker, "give", give)
+    with pytest.raises(LesonnxError, match=r"worker process died.*--resume"):
         export_bundle(fixture(NAME), tmp_path / "bundle", ExportOptions(bits=4, num_workers=2))
+    monkeypatch.undo()
     assert_resumes(tmp_path / "bundle", clean)
 
 
 # Ctrl-C reaches the whole process group, workers included: at a part, at the first layer, in the middle of one.
 INTERRUPTED = """
     import sys, threading
-    import lesonnx_export.journal, lesonnx_export.pack
+    import lesonnx_export.journal, lesonnx_export.workers
     from lesonnx.cli import main
 
     owner, name = {point}
@@ -446,10 +450,10 @@ INTERRUPTED = """
     main()
 """
 JOURNAL_ADD = "lesonnx_export.journal.Journal, 'add'"
-SUBMIT = "lesonnx_export.pack.PackWriter, '_submit'"
+GIVE = "lesonnx_export.workers.Worker, 'give'"
 
 
-@pytest.mark.parametrize(("point", "call"), [(JOURNAL_ADD, 3), (JOURNAL_ADD, 8), (SUBMIT, 1), (SUBMIT, 5)])
+@pytest.mark.parametrize(("point", "call"), [(JOURNAL_ADD, 3), (JOURNAL_ADD, 8), (GIVE, 1), (GIVE, 2), (GIVE, 5)])
 def test_interrupt(tmp_path: Path, clean: dict[str, bytes], point: str, call: int) -> None:
     bundle = tmp_path / "bundle"
     script = textwrap.dedent(INTERRUPTED).format(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def ids(tokens: Sequence[Token]) -> list[int]:
     return [token.id for token in tokens if token.id is not None]
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------------------
+# -- what comes out ----------------------------------------------------------------------------------------------------
 
 
 def test_pieces_of_text_are_the_text_of_the_tokens(model: lesonnx.Model) -> None:
@@ -115,7 +116,7 @@ def test_without_a_tokenizer_there_are_ids_alone(bundle_of: BundleFactory) -> No
             bare.generate(prompt, options(stop=["x"]))
 
 
-# -- where it ends -------------------------------------------------------------------------------------------------------------
+# -- where it ends -----------------------------------------------------------------------------------------------------
 
 
 def test_stop_strings_wherever_tokens_begin_and_end(model: lesonnx.Model) -> None:
@@ -177,7 +178,7 @@ def test_token_limit_beyond_the_context(prompt_tokens: int, wanted: int | None, 
         token_limit(prompt_tokens, options(wanted), 100)
 
 
-# -- errors come at once, before any work ----------------------------------------------------------------------------------------
+# -- errors come at once, before any work ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_errors_before_any_work(
         assert fresh.runner.num_tokens == 0
 
 
-# -- conversations -------------------------------------------------------------------------------------------------------------
+# -- conversations -----------------------------------------------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -249,7 +250,7 @@ def test_chat_without_a_template(model: lesonnx.Model) -> None:
         model.chat([{"role": "user", "content": "x"}])
 
 
-# -- loading -------------------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,6 +279,16 @@ def test_the_budget_bounds_what_is_resident(sample_bundle: Path) -> None:
     with lesonnx.load(sample_bundle, expert_budget_bytes=model.bundle.least_budget_bytes) as tight:
         list(tight.generate(PROMPT, options()))
         assert tight.telemetry.read_bytes > roomy
+
+
+def test_a_load_that_fails_leaves_no_threads(sample_bundle: Path, tmp_path: Path) -> None:
+    spoiled = edited(sample_bundle, tmp_path / "spoiled")
+    (spoiled / "dense/head.onnx").write_bytes(b"garbage")
+    before = threading.active_count()
+    for changes in ({}, {"memory_budget_bytes": 1}):
+        with pytest.raises(InputError):
+            lesonnx.load(spoiled if not changes else sample_bundle, **changes)
+        assert threading.active_count() == before
 
 
 def test_closing_twice_is_harmless(sample_bundle: Path) -> None:

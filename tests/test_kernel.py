@@ -382,3 +382,30 @@ def test_gcc_and_clang_give_equal_bytes(path: Path, tmp_path: Path) -> None:
                     outputs.add(out.tobytes())
                 library.use_isa(None)
             assert len(outputs) == 1, (layouts, activation)
+
+
+def test_avxvnni_in_the_encoding_of_avx512(library: Library, tmp_path: Path) -> None:
+    """Processors with AVX-VNNI are rare where tests run: its file, with vpdpbusd as AVX-512 encodes it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if "avx512vnni" not in library.isas() or compiler is None:
+        pytest.skip("needs AVX-512 VNNI and a compiler")
+    for source in [*NATIVE.glob("*.c"), *NATIVE.glob("*.h")]:
+        text = source.read_text()
+        if source.name == "avxvnni.c":
+            text = text.replace("avx2,fma,avxvnni", "avx2,fma,avx512vl,avx512vnni").replace("dpbusd_avx", "dpbusd")
+        if source.name == "dispatch.c":
+            text = text.replace("{&lesonnx_avxvnni, has_avxvnni}", "{&lesonnx_avxvnni, has_avx512vnni}")
+        (tmp_path / source.name).write_text(text)
+    shutil.copytree(NATIVE / "include", tmp_path / "include")
+    target = tmp_path / "liblesonnx.so"
+    sources = [str(path) for path in sorted(tmp_path.glob("*.c"))]
+    subprocess.run([compiler, *FLAGS, "-O1", *sources, "-o", str(target), "-lm"], check=True, capture_output=True)
+    other = Library(target)
+    x = np.random.default_rng(6).standard_normal((30, 272)).astype(np.float32)
+    for bits, block in LAYOUTS:
+        experts = Experts(272, 144, ((bits, block),) * 3)
+        outputs = set()
+        for lib, isa in ((library, "portable"), (other, "avxvnni")):
+            lib.use_isa(isa)
+            outputs |= {b"".join(all_rows(lib, experts, x[:m]).tobytes() for m in (1, 3, 30))}
+        assert len(outputs) == 1, (bits, block)

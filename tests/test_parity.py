@@ -92,7 +92,7 @@ def test_the_tests_own_forward_pass_agrees_with_transformers(name: str) -> None:
     assert np.abs(trace.logits - reference["logits"]).max() < TOLERANCE
 
 
-# -- the same checkpoint in other layouts ---------------------------------------------------------------------------------
+# -- the same checkpoint in other layouts ------------------------------------------------------------------------------
 
 EXPERTS_ONE_BY_ONE = ("qwen3_moe", "qwen3_moe_tied_dense0", "olmoe", "qwen2_moe")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -185,7 +185,7 @@ def test_a_different_head_is_used_whatever_the_config_says(bundle_of: BundleFact
     assert_reference(bundle_of(checkpoint), "qwen3_moe")
 
 
-# -- schedules, budgets, waves --------------------------------------------------------------------------------------------
+# -- schedules, budgets, waves -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [32, 8, 4, 2])

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from lesonnx.errors import CheckpointError
 from lesonnx_export.quantize import (
     BLOCK_SIZES,
+    LEAST_VALUE,
     QuantizedMatrix,
     dequantize,
     fitting_block_size,
@@ -28,7 +29,8 @@ BITS = (2, 4, 8)
 Matrix = NDArray[np.float32]
 bits_strategy = st.sampled_from(BITS)
 blocks_strategy = st.sampled_from(BLOCK_SIZES)
-values_strategy = st.floats(-100, 100, width=32)
+# Below the least value a block becomes zeros, whatever the rounding.
+values_strategy = st.floats(-100, 100, width=32).map(lambda value: value if abs(value) >= LEAST_VALUE else 0.0)
 matrices = arrays.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 70)), elements=values_strategy)
 
 
@@ -106,7 +108,7 @@ def test_zero_blocks_are_zeros(bits: Any) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("exponent", [-126, -100, 0, 100])
+@pytest.mark.parametrize("exponent", [-90, -100, 0, 100])
 def test_magnitude_does_not_matter(bits: Any, exponent: int) -> None:
     """A power of two moves the scales and not one code, as far as float32 goes."""
     matrix = random_matrix(4, 64)
@@ -164,7 +166,7 @@ def test_fitting_block_size(columns: int, wanted: int, expected: int) -> None:
     assert fitting_block_size(columns, wanted) == expected
 
 
-# -- what ONNX Runtime makes of it ----------------------------------------------------------------------------------------
+# -- what ONNX Runtime makes of it -------------------------------------------------------------------------------------
 
 
 def session(nodes: list[Any], inputs: list[Any], output: str, constants: dict[str, Any]) -> Any:

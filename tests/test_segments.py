@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,7 +189,7 @@ def test_a_complete_lookahead_is_the_next_router(bundle_of: BundleFactory, tmp_p
     host = PlainHost(Bundle(bundle_of(checkpoint)))
     host.forward(read_reference(name)["input_ids"][:16].tolist())
     layers = sorted(host.scores)
-    for before, layer_idx in zip(layers, layers[1:], strict=False):
+    for before, layer_idx in itertools.pairwise(layers):
         stream = host.streams[before]
         ready = np.ones(stream["topk_weights"].shape, bool)
         assert np.abs(host.lookahead(layer_idx, stream, ready) - host.scores[layer_idx]).max() < 1e-5
@@ -222,7 +223,7 @@ def test_lookahead_names_experts_better_than_chance(bundle_of: BundleFactory, na
     layers = sorted(host.scores)
     slots = config["num_experts_per_tok"]
     found = wanted = 0
-    for before, layer_idx in zip(layers, layers[1:], strict=False):
+    for before, layer_idx in itertools.pairwise(layers):
         stream = host.streams[before]
         scores = host.lookahead(layer_idx, stream, np.ones(stream["topk_weights"].shape, bool))
         for predicted, real in zip(np.argsort(-scores), np.argsort(-host.scores[layer_idx]), strict=True):

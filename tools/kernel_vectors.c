@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../lesonnx/native/lesonnx.h"
+#include "../lesonnx/native/include/lesonnx.h"
 
 static uint64_t state;
 
@@ -69,8 +69,8 @@ static void fill(uint8_t *expert, const lesonnx_matrix *m) {
 }
 
 int main(int argc, char **argv) {
-    static const int layouts[][2] = {{2, 16}, {2, 32}, {2, 64}, {2, 128}, {4, 16}, {4, 32}, {4, 64},
-                                     {4, 128}, {8, 16}, {8, 32}, {8, 64}, {8, 128}, {32, 0}};
+    static const int layouts[][2] = {{2, 16},  {2, 32}, {2, 64}, {2, 128}, {4, 16},  {4, 32}, {4, 64},
+                                     {4, 128}, {8, 16}, {8, 32}, {8, 64},  {8, 128}, {32, 0}};
     static const int64_t sizes[][2] = {{64, 16}, {200, 136}, {33, 17}, {512, 256}};
     static const int64_t row_counts[] = {1, 2, 3, 5, 8, 13, 70};
     if (argc < 2) {

@@ -2,7 +2,8 @@
  *
  *   ort_host libonnxruntime.so liblesonnx.so case output threads
  *
- * A case is int64 model bytes, T, H, slots, cache bytes, n, m; then the model, hidden, cache, offsets, row_starts, rows.
+ * A case is int64 model bytes, T, H, slots, cache bytes, n, m; then the model, hidden, cache, offsets, row_starts,
+ * rows.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -61,8 +62,8 @@ int main(int argc, char **argv) {
     if (!file || fread(h, 8, 7, file) != 7) {
         return 2;
     }
-    const size_t sizes[6] = {(size_t)h[0], (size_t)(h[1] * h[2] * 4), (size_t)h[4], (size_t)(h[5] * 8),
-                             (size_t)((h[5] + 1) * 8), (size_t)(h[6] * 8)};
+    const size_t sizes[6] = {(size_t)h[0],       (size_t)(h[1] * h[2] * 4), (size_t)h[4],
+                             (size_t)(h[5] * 8), (size_t)((h[5] + 1) * 8),  (size_t)(h[6] * 8)};
     void *data[6];
     for (int i = 0; i < 6; i++) {
         data[i] = malloc(sizes[i] + 64);

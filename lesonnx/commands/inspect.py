@@ -40,7 +40,8 @@ def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
 def _verify(bundle: Bundle, quiet: bool) -> int:
     total = sum(path.stat().st_size for path in bundle.directory.rglob("*") if path.is_file())
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         task = progress.add_task("checking", total=total)
         return bundle.verify(lambda num_bytes: progress.advance(task, num_bytes))
 

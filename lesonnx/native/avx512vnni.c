@@ -5,7 +5,8 @@
 #include <immintrin.h>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
@@ -68,7 +69,8 @@ LESONNX_INLINE void prefetch(const uint8_t *p) { _mm_prefetch((const char *)p, _
 
 static void multiply(const lesonnx_product *p) { (p->format->bits == 32 ? multiply_float : multiply_tiles)(p); }
 
-const lesonnx_isa_table lesonnx_avx512vnni = {"avx512vnni", lesonnx_prepare, multiply, lesonnx_activate, tile_scratch_bytes};
+const lesonnx_isa_table lesonnx_avx512vnni = {"avx512vnni", lesonnx_prepare, multiply, lesonnx_activate,
+                                              tile_scratch_bytes};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -82,7 +82,7 @@ static int sysctl_flag(const char *name) {
 static int has_dotprod(void) { return sysctl_flag("hw.optional.arm.FEAT_DotProd"); }
 static int has_i8mm(void) { return has_dotprod() && sysctl_flag("hw.optional.arm.FEAT_I8MM"); }
 #elif defined(__linux__)
-static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                     /* HWCAP_ASIMDDP */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                  /* HWCAP_ASIMDDP */
 static int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* HWCAP2_I8MM */
 #elif defined(_WIN32)
 static int has_dotprod(void) { return IsProcessorFeaturePresent(43); } /* PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE */

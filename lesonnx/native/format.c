@@ -53,9 +53,8 @@ lesonnx_format lesonnx_format_of(const lesonnx_matrix *m) {
 static int check_span(const char *name, const char *part, int64_t offset, int64_t length, int64_t alignment,
                       int64_t total, char *message, size_t bytes) {
     if (offset < 0 || offset > total || length > total - offset) {
-        return lesonnx_fail(message, bytes,
-                            "%s: %s at %" PRId64 " (%" PRId64 " bytes) is not inside %" PRId64 " bytes", name, part,
-                            offset, length, total);
+        return lesonnx_fail(message, bytes, "%s: %s at %" PRId64 " (%" PRId64 " bytes) is not inside %" PRId64 " bytes",
+                            name, part, offset, length, total);
     }
     if (offset % alignment) {
         return lesonnx_fail(message, bytes, "%s: %s offset %" PRId64 " is not a multiple of %" PRId64, name, part,
@@ -110,9 +109,8 @@ int lesonnx_check_kind(const lesonnx_kind *k, char *message, size_t bytes) {
         const int64_t rows = i == 2 ? k->hidden_size : k->intermediate_size;
         const int64_t columns = i == 2 ? k->intermediate_size : k->hidden_size;
         if (matrices[i]->rows != rows || matrices[i]->columns != columns) {
-            return lesonnx_fail(message, bytes,
-                                "%s is [%" PRId64 ",%" PRId64 "], expected [%" PRId64 ",%" PRId64 "]", names[i],
-                                matrices[i]->rows, matrices[i]->columns, rows, columns);
+            return lesonnx_fail(message, bytes, "%s is [%" PRId64 ",%" PRId64 "], expected [%" PRId64 ",%" PRId64 "]",
+                                names[i], matrices[i]->rows, matrices[i]->columns, rows, columns);
         }
         const int status = lesonnx_check_matrix(names[i], matrices[i], k->expert_bytes, message, bytes);
         if (status) {

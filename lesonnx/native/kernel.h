@@ -1,9 +1,9 @@
 /* What the instruction-set files share: the prepared input row, the product they compute, and their table of functions.
  *
- * Canonical arithmetic (docs/kernel.md): the sum S of a block's products (int8 input times weight less zero point) is an
- * exact integer, so its order is free. An output is the fold over the blocks of its row, in order, of
- * acc = fma((float)S, input_scale * weight_scale, acc), from acc = 0; then the bias is added. Every file gives exactly
- * these bits, in whatever order it visits rows and columns.
+ * Canonical arithmetic (docs/kernel.md): the sum S of a block's products (int8 input times weight less zero point) is
+ * an exact integer, so its order is free. An output is the fold over the blocks of its row, in order, of acc =
+ * fma((float)S, input_scale * weight_scale, acc), from acc = 0; then the bias is added. Every file gives exactly these
+ * bits, in whatever order it visits rows and columns.
  */
 #ifndef LESONNX_KERNEL_H
 #define LESONNX_KERNEL_H
@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "lesonnx.h"
+#include "include/lesonnx.h"
 
 #ifdef __clang__
 /* GCC has no such pragma: the build passes -ffp-contract=off. */

@@ -5,8 +5,9 @@
 #include <arm_neon.h>
 
 /* Clang before 16 (Apple's before 15) declares these intrinsics only when the whole file is built for them. */
-#if defined(__clang__) && !defined(__ARM_FEATURE_DOTPROD) && \
-    ((defined(__apple_build_version__) && __clang_major__ < 15) || (!defined(__apple_build_version__) && __clang_major__ < 16))
+#if defined(__clang__) && !defined(__ARM_FEATURE_DOTPROD) &&       \
+    ((defined(__apple_build_version__) && __clang_major__ < 15) || \
+     (!defined(__apple_build_version__) && __clang_major__ < 16))
 const lesonnx_isa_table lesonnx_dotprod = {"dotprod", NULL, NULL, NULL, NULL};
 #else
 

@@ -1,7 +1,7 @@
 /* NEON with the 8-bit matrix products of ARMv8.6 (i8mm): two rows times two columns an instruction.
  *
- * Rows are taken in pairs, their 8-byte halves interleaved in scratch, and so are the columns of a panel. Single rows, and
- * blocks shorter than a unit (whose halves belong to different blocks), go the way of neon_dotprod.c.
+ * Rows are taken in pairs, their 8-byte halves interleaved in scratch, and so are the columns of a panel. Single rows,
+ * and blocks shorter than a unit (whose halves belong to different blocks), go the way of neon_dotprod.c.
  */
 #include "kernel.h"
 
@@ -9,8 +9,9 @@
 #include <arm_neon.h>
 
 /* Clang before 16 (Apple's before 15) declares these intrinsics only when the whole file is built for them. */
-#if defined(__clang__) && !defined(__ARM_FEATURE_MATMUL_INT8) && \
-    ((defined(__apple_build_version__) && __clang_major__ < 15) || (!defined(__apple_build_version__) && __clang_major__ < 16))
+#if defined(__clang__) && !defined(__ARM_FEATURE_MATMUL_INT8) &&   \
+    ((defined(__apple_build_version__) && __clang_major__ < 15) || \
+     (!defined(__apple_build_version__) && __clang_major__ < 16))
 const lesonnx_isa_table lesonnx_i8mm = {"i8mm", NULL, NULL, NULL, NULL};
 #else
 
@@ -66,7 +67,7 @@ static void interleave_panel(const lesonnx_format *f, uint8_t *panel) {
 }
 
 /* `pairs` pairs of rows from row i on, times the four columns of the panel. */
-LESONNX_INLINE void pair_tile(const lesonnx_product *p, int pairs, const uint8_t *panel, const float *scales,
+LESONNX_INLINE void pair_tile(const lesonnx_product *p, int pairs, const tile_source *source, const uint8_t *ahead,
                               const uint8_t *paired, int64_t i, fvec *acc /* [2 * pairs] */) {
     const lesonnx_format *f = p->format;
     const int full = f->bits == 8;
@@ -75,9 +76,12 @@ LESONNX_INLINE void pair_tile(const lesonnx_product *p, int pairs, const uint8_t
         acc[m] = zero_fvec();
     }
     for (int64_t block = 0; block < f->blocks; block++) {
-        const int8_t *weights = (const int8_t *)panel + block * f->step_columns * 4;
+        const int8_t *weights = (const int8_t *)source->weights + block * f->step_columns * 4;
         const int8_t *inputs = (const int8_t *)paired + block * f->step_columns * 2;
         int32x4_t sum[MAX_PAIRS][2];
+        for (int64_t line = 0; ahead && line < f->step_bytes * TILE_COLUMNS; line += 64) {
+            prefetch(ahead + block * f->step_bytes * TILE_COLUMNS + line);
+        }
         for (int pair = 0; pair < pairs; pair++) {
             sum[pair][0] = sum[pair][1] = vdupq_n_s32(0);
         }
@@ -93,7 +97,7 @@ LESONNX_INLINE void pair_tile(const lesonnx_product *p, int pairs, const uint8_t
                 sum[pair][1] = vmmlaq_s32(vmmlaq_s32(sum[pair][1], low, w[2]), high, w[3]);
             }
         }
-        const fvec weight_scale = load_floats(scales + block * TILE_COLUMNS);
+        const fvec weight_scale = load_floats(source->scales + block * TILE_COLUMNS);
         for (int m = 0; m < 2 * pairs; m++) {
             const uint8_t *row = p->rows[lesonnx_min(i + m, p->m - 1)];
             const int64x2_t left = vreinterpretq_s64_s32(sum[m / 2][0]), right = vreinterpretq_s64_s32(sum[m / 2][1]);
@@ -107,10 +111,11 @@ LESONNX_INLINE void pair_tile(const lesonnx_product *p, int pairs, const uint8_t
     }
 }
 
-LESONNX_INLINE void pair_rows(const lesonnx_product *p, int pairs, const uint8_t *panel, const float *scales,
-                              const uint8_t *paired, int64_t i, int64_t base, int64_t n) {
+LESONNX_INLINE void pair_rows(const lesonnx_product *p, int pairs, const tile_source *source, const uint8_t *paired,
+                              int64_t i, int64_t base, int64_t n) {
     fvec acc[2 * MAX_PAIRS];
-    pair_tile(p, pairs, panel, scales, paired + i * p->format->sums_at, i, acc);
+    /* Only the first rows prefetch what comes after. */
+    pair_tile(p, pairs, source, i ? NULL : source->ahead, paired + i * p->format->sums_at, i, acc);
     for (int m = 0; m < 2 * pairs && i + m < p->m; m++) {
         float values[TILE_COLUMNS];
         store_floats(values, p->bias ? add_floats(acc[m], load_floats(p->bias + base)) : acc[m]);
@@ -142,13 +147,13 @@ static void multiply_pairs(const lesonnx_product *p) {
         interleave_panel(f, panel);
         int64_t i = 0;
         for (; i + 2 * MAX_PAIRS <= p->m; i += 2 * MAX_PAIRS) {
-            pair_rows(p, MAX_PAIRS, panel, source.scales, paired, i, base, n);
+            pair_rows(p, MAX_PAIRS, &source, paired, i, base, n);
         }
         for (; i + 4 <= p->m; i += 4) {
-            pair_rows(p, 2, panel, source.scales, paired, i, base, n);
+            pair_rows(p, 2, &source, paired, i, base, n);
         }
         for (; i < p->m; i += 2) {
-            pair_rows(p, 1, panel, source.scales, paired, i, base, n);
+            pair_rows(p, 1, &source, paired, i, base, n);
         }
     }
 }

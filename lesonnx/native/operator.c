@@ -294,7 +294,7 @@ static const OrtCustomOp experts_op = {
     .GetEndVersion = one,
 };
 
-LESONNX_API OrtStatus *LESONNX_ORT_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
     const OrtApi *api = base->GetApi(LESONNX_ORT_API_VERSION);
     if (!api) {
         const OrtApi *oldest = base->GetApi(1);

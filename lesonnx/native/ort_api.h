@@ -1,4 +1,5 @@
-/* The few entries of ONNX Runtime's C interface that the operator uses, declared here since no package carries its header.
+/* The few entries of ONNX Runtime's C interface that the operator uses, declared here since no package carries its
+ * header.
  *
  * The interface is append-only: an entry keeps its place in the table for ever, so this header at version 21 serves
  * runtimes 1.21 and newer. tests/test_ort_header.py compares every declaration with the real header where it is
@@ -46,8 +47,7 @@ typedef OrtStatus *(LESONNX_ORT_CALL *OrtGetTensorElementType)(const OrtTensorTy
 typedef OrtStatus *(LESONNX_ORT_CALL *OrtGetDimensionsCount)(const OrtTensorTypeAndShapeInfo *info, size_t *out);
 typedef OrtStatus *(LESONNX_ORT_CALL *OrtGetDimensions)(const OrtTensorTypeAndShapeInfo *info, int64_t *out,
                                                         size_t count);
-typedef OrtStatus *(LESONNX_ORT_CALL *OrtGetTensorTypeAndShape)(const OrtValue *value,
-                                                                OrtTensorTypeAndShapeInfo **out);
+typedef OrtStatus *(LESONNX_ORT_CALL *OrtGetTensorTypeAndShape)(const OrtValue *value, OrtTensorTypeAndShapeInfo **out);
 typedef OrtStatus *(LESONNX_ORT_CALL *OrtCreateCustomOpDomain)(const char *domain, OrtCustomOpDomain **out);
 typedef OrtStatus *(LESONNX_ORT_CALL *OrtCustomOpDomain_Add)(OrtCustomOpDomain *domain, const OrtCustomOp *op);
 typedef OrtStatus *(LESONNX_ORT_CALL *OrtAddCustomOpDomain)(OrtSessionOptions *options, OrtCustomOpDomain *domain);

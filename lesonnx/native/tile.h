@@ -21,8 +21,9 @@
 #include "tile_base.h"
 
 /* One step's integer sums of mr rows. `raw` and `stride` are the packed rows, or `raw` the panel's step. */
-LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw, int64_t stride,
-                              const uint8_t *const *rows, int64_t at, const uint8_t *ahead, ivec acc[][4]) {
+LESONNX_INLINE void step_sums(int bits, int parts, int panel, int full, int mr, int units, const uint8_t *raw,
+                              int64_t stride, const uint8_t *const *rows, int64_t at, const uint8_t *ahead,
+                              ivec acc[][4]) {
     const int expand = panel ? 1 : 8 / bits;
     for (int m = 0; m < mr; m++) {
         for (int v = 0; v < 4; v++) {
@@ -78,8 +79,13 @@ LESONNX_INLINE void tile(const lesonnx_format *f, int bits, int parts, int panel
         const uint8_t *raw = source->weights + step * source_step;
         const uint8_t *ahead = NULL;
         int64_t stride = f->weight_stride;
-        const float *scales = panel ? source->scales + block * TILE_COLUMNS
-                                    : scale_buffer + block % SCALE_BLOCKS * TILE_COLUMNS;
+        const float *scales =
+            panel ? source->scales + block * TILE_COLUMNS : scale_buffer + block % SCALE_BLOCKS * TILE_COLUMNS;
+        if (panel && source->ahead) { /* spread over the steps: a burst would overflow the miss buffers */
+            for (int64_t line = 0; line < f->step_bytes * TILE_COLUMNS; line += 64) {
+                prefetch(source->ahead + step * f->step_bytes * TILE_COLUMNS + line);
+            }
+        }
         if (!panel) {
             if (block % SCALE_BLOCKS == 0) {
                 transpose_scales(source->scales, f->blocks, block, scale_buffer);
@@ -146,24 +152,26 @@ LESONNX_INLINE void tile_out(const lesonnx_product *p, int bits, int parts, int 
 
 LESONNX_INLINE void all_rows(const lesonnx_product *p, int bits, int parts, int panel, const tile_source *source,
                              int64_t base, int64_t n) {
+    tile_source fetched = *source; /* only the first rows prefetch what comes after */
+    fetched.ahead = NULL;
     int64_t i = 0;
     if (MAX_ROWS == 4) {
         for (; i + 4 <= p->m; i += 4) {
-            tile_out(p, bits, parts, panel, 4, source, i, base, n);
+            tile_out(p, bits, parts, panel, 4, i ? &fetched : source, i, base, n);
         }
     }
     for (; i + 2 <= p->m; i += 2) {
-        tile_out(p, bits, parts, panel, 2, source, i, base, n);
+        tile_out(p, bits, parts, panel, 2, i ? &fetched : source, i, base, n);
     }
     if (i < p->m) {
-        tile_out(p, bits, parts, panel, 1, source, i, base, n);
+        tile_out(p, bits, parts, panel, 1, i ? &fetched : source, i, base, n);
     }
 }
 
 /* One function for each way to unpack, so that the inner loops are straight code. */
-#define TILE_ROWS(name, bits, parts, panel)                                                                     \
-    static void name(const lesonnx_product *p, const tile_source *source, int64_t base, int64_t n) {            \
-        all_rows(p, bits, parts, panel, source, base, n);                                                       \
+#define TILE_ROWS(name, bits, parts, panel)                                                          \
+    static void name(const lesonnx_product *p, const tile_source *source, int64_t base, int64_t n) { \
+        all_rows(p, bits, parts, panel, source, base, n);                                            \
     }
 TILE_ROWS(packed_8, 8, 1, 0)
 TILE_ROWS(packed_4, 4, 1, 0)
@@ -193,15 +201,11 @@ static tile_rows *panel_rows(const lesonnx_format *f) {
     return f->bits == 8 ? panel_full : f->parts == 1 ? panel_1 : f->parts == 2 ? panel_2 : panel_4;
 }
 
-LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_t *w, const uint8_t *ahead,
-                                 uint8_t *out) {
+LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_t *w, uint8_t *out) {
     const int64_t whole = f->weight_stride / LESONNX_UNIT;
     for (int64_t u = 0; u < whole; u++) {
         for (int v = 0; v < 4; v++) {
             const ivec raw = load_rows(w + v * f->weight_stride + u * LESONNX_UNIT, f->weight_stride);
-            if (ahead && v % (4 / LANES) == 0) {
-                prefetch(ahead + (u * 4 + v) * LANES * LESONNX_UNIT);
-            }
             for (int r = 0; r < 8 / bits; r++) {
                 store_panel(out + ((u * (8 / bits) + r) * 4 + v) * LANES * LESONNX_UNIT, granule(raw, bits, r));
             }
@@ -222,22 +226,20 @@ LESONNX_INLINE void unpack_units(const lesonnx_format *f, int bits, const uint8_
     }
 }
 
-LESONNX_INLINE int64_t panel_weight_bytes(const lesonnx_format *f) {
-    return f->steps * f->step_columns * TILE_COLUMNS;
-}
+LESONNX_INLINE int64_t panel_weight_bytes(const lesonnx_format *f) { return f->steps * f->step_columns * TILE_COLUMNS; }
 
 /* The tile at `source` unpacked into `panel`. */
 LESONNX_INLINE tile_source unpack_tile(const lesonnx_format *f, const tile_source *source, uint8_t *panel) {
     float *scales = (float *)(panel + panel_weight_bytes(f));
     switch (f->bits) {
-        case 8: unpack_units(f, 8, source->weights, source->ahead, panel); break;
-        case 4: unpack_units(f, 4, source->weights, source->ahead, panel); break;
-        default: unpack_units(f, 2, source->weights, source->ahead, panel); break;
+        case 8: unpack_units(f, 8, source->weights, panel); break;
+        case 4: unpack_units(f, 4, source->weights, panel); break;
+        default: unpack_units(f, 2, source->weights, panel); break;
     }
     for (int64_t b = 0; b < f->blocks; b += SCALE_BLOCKS) {
         transpose_scales(source->scales, f->blocks, b, scales + b * TILE_COLUMNS);
     }
-    const tile_source unpacked = {panel, scales, NULL};
+    const tile_source unpacked = {panel, scales, source->ahead};
     return unpacked;
 }
 

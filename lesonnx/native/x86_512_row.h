@@ -1,8 +1,8 @@
 /* One input row on AVX-512: whole cache lines of each weight row, instead of 16 bytes of four.
  *
- * A 512-bit register holds 64 bytes (four units, a lane each) of one weight row, and meets the input's granules put side
- * by side in the same way. Sixteen rows' sums become sixteen columns by adding neighbours twice within lanes, then lanes
- * (as far as they belong to one block). It reads each line once, and needs no inserts.
+ * A 512-bit register holds 64 bytes (four units, a lane each) of one weight row, and meets the input's granules put
+ * side by side in the same way. Sixteen rows' sums become sixteen columns by adding neighbours twice within lanes, then
+ * lanes (as far as they belong to one block). It reads each line once, and needs no inserts.
  */
 #ifndef LESONNX_X86_512_ROW_H
 #define LESONNX_X86_512_ROW_H
@@ -94,8 +94,8 @@ LESONNX_INLINE void line_tile(const lesonnx_format *f, int bits, int blocks, con
                 transpose_scales(source->scales, f->blocks, block, scales);
             }
             for (int i = 0; i < blocks; i++) {
-                const fvec scale = scale_by(load_floats(scales + (block + i) % SCALE_BLOCKS * TILE_COLUMNS),
-                                            input_scales[block + i]);
+                const fvec scale =
+                    scale_by(load_floats(scales + (block + i) % SCALE_BLOCKS * TILE_COLUMNS), input_scales[block + i]);
                 *acc = fused(to_float(add_int(whole[i], zero_sums[block + i])), scale, *acc);
             }
         }

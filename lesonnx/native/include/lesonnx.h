@@ -1,6 +1,6 @@
 /* The public C interface of the expert kernel: what tests, fuzzers and hosts without ONNX Runtime call.
  *
- * ONNX Runtime itself needs only RegisterCustomOps (operator.c). Every function is thread-safe; buffers are the
+ * ONNX Runtime itself needs only RegisterCustomOps. Every function is thread-safe; buffers are the
  * caller's. A function that can fail returns 0 or a positive LESONNX_* code and writes one line into `message`.
  */
 #ifndef LESONNX_H
@@ -89,6 +89,13 @@ LESONNX_API int lesonnx_matmul(const lesonnx_matrix *matrix, const uint8_t *weig
 /* Computes a batch of experts; `parallel_for` NULL: on the calling thread. */
 LESONNX_API int lesonnx_experts(const lesonnx_kind *kind, const lesonnx_batch *batch, lesonnx_parallel_for parallel_for,
                                 void *host, char *message, size_t message_bytes);
+
+/* Registers the operator lesonnx::Experts: what ONNX Runtime calls after it has loaded the library, and what a host
+ * that links it calls itself. Returns NULL, or a status of that runtime's. */
+struct OrtStatus;
+struct OrtSessionOptions;
+struct OrtApiBase;
+LESONNX_API struct OrtStatus *RegisterCustomOps(struct OrtSessionOptions *options, const struct OrtApiBase *base);
 
 /* Reads memory as fast as one thread can and returns a checksum: the yardstick of `lesonnx doctor` and `bench`. */
 LESONNX_API uint64_t lesonnx_read_memory(const void *data, size_t bytes);
