@@ -71,6 +71,7 @@ class ExpertLoader:
         self.scheduler = Scheduler(layer_shapes(bundle), budget_bytes, config)
         self._experts = bundle.experts
         self.uses_lookahead = config.lookahead
+        self.keeps_all = config.resident
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()

@@ -162,7 +162,6 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     if options.num_threads is not None and options.num_threads < 1:
         raise InputError(f"threads is {options.num_threads}, expected at least 1")
     ort.check_version(bundle.manifest.onnxruntime_at_least)
-    ort.use_threads(options.num_threads)
     memory.return_freed_memory()
     files = bundle.manifest.tokenizer
     tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
@@ -171,10 +170,10 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     config, num_loaders = scheduler_config(options)
     budget = bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes
     check_budget(bundle, budget, config)
-    engine = make_engine(options.engine, bundle)
+    engine = make_engine(options.engine, bundle, options.num_threads)
     loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
     try:
-        runner = Runner(bundle, loader, options.prefill_chunk_tokens)
+        runner = Runner(bundle, loader, options.prefill_chunk_tokens, options.num_threads)
     except BaseException:
         loader.close()
         raise

@@ -15,10 +15,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from lesonnx.errors import BundleError, InputError, LesonnxError
+from lesonnx.errors import BundleError, LesonnxError
 
 _ERROR_SEVERITY = 3
-_pool_threads: int | None = None
 
 
 def check_version(at_least: str) -> None:
@@ -35,29 +34,20 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def use_threads(num_threads: int | None) -> int:
-    """Say how many threads a session may compute with; a later, different wish is an InputError.
-
-    None means the number of cores (or what was set before). Gives the number in force.
-    """
-    global _pool_threads
-    if _pool_threads is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        _pool_threads = num_threads or cores or 1
-    elif num_threads is not None and num_threads != _pool_threads:
-        raise InputError(f"this process already computes with {_pool_threads} threads, which cannot be changed")
-    return _pool_threads
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def session_options(*, optimise: bool, num_threads: int | None = None) -> onnxruntime.SessionOptions:
     """Options that every session shares: threads that sleep when there is nothing to do, no arena, no memory pattern.
 
-    Each session has threads of its own, ``num_threads`` of them (None: all that may compute). The one pool that all
+    Each session has threads of its own, ``num_threads`` of them (None: one a core). The one pool that all
     could share always spins between runs, which Python cannot turn off: it takes a core from the reading threads, and
     from whatever else runs. An arena a session would keep each part's largest prefill activations for good.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = use_threads(None) if num_threads is None else num_threads
+    options.intra_op_num_threads = num_threads or num_cores()
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERROR_SEVERITY

@@ -104,7 +104,13 @@ class _StepBuffers:
 class Runner:
     """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
-    def __init__(self, bundle: Bundle, loader: ExpertLoader, prefill_chunk_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        loader: ExpertLoader,
+        prefill_chunk_tokens: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
         self.bundle = bundle
         self.loader = loader
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
@@ -114,7 +120,7 @@ class Runner:
         self.recorder: Recorder | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
-        options = ort.session_options(optimise=True)
+        options = ort.session_options(optimise=True, num_threads=num_threads)
         self._sessions = {
             part.name: ort.open_session(bundle.part_file(part), options)
             for part in bundle.manifest.parts
@@ -173,12 +179,12 @@ class Runner:
         bound = self._memory
         left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
         left = int(left / self.loader.engine.memory_per_byte)
-        if left < self.bundle.least_budget_bytes:
+        least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
+        if left < least:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least"
-                f" {self.bundle.least_budget_bytes:,}"
+                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
         self.loader.pressure(min(left, wanted))

@@ -28,7 +28,7 @@ if [ $plain = no ] && command -v clang >/dev/null &&
     mkdir "$work/corpus"
     # Whole inputs to begin with, so that mutation starts from batches that are computed.
     for i in 1 2 3 4 5 6 7 8; do head -c 512 /dev/urandom >"$work/corpus/$i"; done
-    "$work/fuzz" -max_total_time="$seconds" -max_len=1024 -timeout=60 -rss_limit_mb=2048 -verbosity=0 \
+    "$work/fuzz" -max_total_time="$seconds" -max_len=1024 -timeout=60 -report_slow_units=60 -rss_limit_mb=2048 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="${FUZZ_ARTIFACTS:-$PWD}/" "$work/corpus" >"$work/log" 2>&1 ||
         { tail -60 "$work/log" >&2; exit 1; }
     grep "^stat::number_of_executed_units" "$work/log"

@@ -9,6 +9,7 @@ from lesonnx.cli import LazyGroup
 BENCHMARKS = {
     "cache": "lesonnx.bench.cache:cache",
     "kernel": "lesonnx.bench.kernel:kernel",
+    "load": "lesonnx.bench.load:load",
     "ladder": "lesonnx.bench.ladder:ladder",
     "lookahead": "lesonnx.bench.lookahead:lookahead",
     "prefill": "lesonnx.bench.prefill:prefill",

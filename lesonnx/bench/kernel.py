@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -208,12 +208,13 @@ def measure(
                 speed = kind.length_bytes * experts / cold[0] * 1e3
                 measurements.append(
                     Measurement(
-                        width, row_count, thread_count, experts, cold[0], cold[1], hot[1], hot[3], speed / 1e9,
-                        speed / bandwidth[thread_count],
+                        width, row_count, thread_count, experts, cold[0], cold[1], hot[1], hot[3], speed / 1e9, 0.0
                     )
                 )  # fmt: skip
             del case
-    return bandwidth, measurements
+    # Memory is measured again beside every line, so its speed is known only now.
+    shares = [m.gigabytes_per_second * 1e9 / bandwidth[m.threads] for m in measurements]
+    return bandwidth, [replace(m, bandwidth_share=share) for m, share in zip(measurements, shares, strict=True)]
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[int]:

@@ -90,12 +90,12 @@ def run_row(spec: RowSpec) -> dict[str, Any]:
     config, num_loaders = scheduler_config(options)
     check_budget(bundle, spec.expert_budget_bytes, config)
     ort.check_version(bundle.manifest.onnxruntime_at_least)
-    ort.use_threads(spec.num_threads)
     engine = _engine(spec, bundle)
     if isinstance(engine, PlainEngine):
         for layer in bundle.manifest.expert_layers:
             drop_pages(bundle.pack_file(layer.layer_idx))
-    runner = Runner(bundle, ExpertLoader(bundle, engine, config, spec.expert_budget_bytes, num_loaders))
+    loader = ExpertLoader(bundle, engine, config, spec.expert_budget_bytes, num_loaders)
+    runner = Runner(bundle, loader, num_threads=spec.num_threads)
     try:
         return _measure(spec, bundle, runner, engine)
     finally:
@@ -107,7 +107,7 @@ def _engine(spec: RowSpec, bundle: Bundle) -> ExpertEngine:
         return PlainEngine(bundle)
     if spec.engine == TENSOR_MAJOR:
         return TensorMajorEngine(bundle, Path(spec.copy or ""))
-    return make_engine(spec.engine, bundle)
+    return make_engine(spec.engine, bundle, spec.num_threads)
 
 
 def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine) -> dict[str, Any]:

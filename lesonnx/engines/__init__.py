@@ -80,7 +80,7 @@ class ExpertEngine(Protocol):
         """Forget all."""
 
 
-def make_engine(name: str, bundle: Bundle) -> ExpertEngine:
+def make_engine(name: str, bundle: Bundle, num_threads: int | None = None) -> ExpertEngine:
     """The engine of that name: ``kernel``, ``session`` (plain ONNX Runtime), or ``auto``, the fastest that works here.
 
     InputError for another name, or for ``kernel`` where its library is not built.
@@ -94,7 +94,7 @@ def make_engine(name: str, bundle: Bundle) -> ExpertEngine:
         return SessionEngine(bundle)
     reason = why_not(bundle)
     if reason is None:
-        return KernelEngine(bundle)
+        return KernelEngine(bundle, num_threads)
     if name == "kernel":
         raise InputError(f"engine kernel cannot be used: {reason}")
     engine = SessionEngine(bundle)

@@ -37,7 +37,7 @@ class KernelEngine:
     name = "kernel"
     memory_per_byte = 1.0
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, num_threads: int | None = None) -> None:
         self.notes: list[str] = []
         self._bundle = bundle
         self._packs = {
@@ -47,7 +47,7 @@ class KernelEngine:
         self._memory: list[Slab] = []
         self._slabs: list[tuple[int, int, int]] = []
         self._places: dict[int, tuple[int, int]] = {}
-        options = ort.session_options(optimise=False)
+        options = ort.session_options(optimise=False, num_threads=num_threads)
         options.register_custom_ops_library(str(native.library_path()))
         self._stages = [self._open_stage(bundle, kind.stage, options) for kind in bundle.manifest.expert_kinds]
         self._bindings: dict[tuple[int, ...], _DecodeBinding] = {}

@@ -1,0 +1,91 @@
+"""The process stays within ``--memory-budget`` as the system reports it, while attention caches grow to 16k tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import lesonnx
+from lesonnx.bundle import Bundle
+from lesonnx.errors import BudgetError
+from lesonnx_export.exporter import ExportOptions
+from lesonnx_export.synth import write_synthetic
+
+CONTEXT_TOKENS = 16384
+# Two layers with 100 MB of experts and 134 MB of attention caches at 16k tokens.
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 512,
+}
+# Prints the expert budget at the start and at the end, the memory budget, and the most that the process had.
+SCRIPT = """
+import json, sys
+import lesonnx
+from lesonnx.memory import current_bytes, peak_bytes
+import lesonnx.model
+budget, tokens = current_bytes() + int(sys.argv[2]), int(sys.argv[3])
+with lesonnx.load(sys.argv[1], memory_budget_bytes=budget) as model:
+    first = model.runner.loader.expert_budget_bytes
+    model.runner.prefill([i % 500 for i in range(tokens)])
+    model.runner.step([7], [0])
+    last = model.runner.loader.expert_budget_bytes
+print(json.dumps({"first": first, "last": last, "budget": budget, "peak": peak_bytes()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "bundle"
+    options = ExportOptions(bits=32, dense_bits=4, num_workers=1)
+    write_synthetic("qwen3-30b-a3b", path, options, SHAPE, Console(quiet=True))
+    return path
+
+
+def run(bundle: Path, extra_bytes: int, tokens: int) -> dict[str, int]:
+    command = [sys.executable, "-c", SCRIPT, str(bundle), str(extra_bytes), str(tokens)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer: dict[str, int] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_long_context_takes_from_the_experts(long_bundle: Path) -> None:
+    """At 16k tokens the caches alone are larger than what the experts may keep, and the peak is within the budget."""
+    got = run(long_bundle, 225_000_000, CONTEXT_TOKENS - 1)
+    caches = 2 * 2 * 8 * CONTEXT_TOKENS * 64 * 4
+    assert got["peak"] <= got["budget"]
+    assert got["first"] - got["last"] > 0.6 * caches
+    assert got["last"] >= Bundle(long_bundle).least_budget_bytes
+
+
+def test_a_budget_without_room_for_the_caches_ends_before_the_step(long_bundle: Path) -> None:
+    with lesonnx.load(long_bundle, memory_budget_bytes=_resident_now() + 140_000_000) as model:
+        before = model.runner.num_tokens
+        with pytest.raises(BudgetError, match="attention caches"):
+            model.runner.prefill([1] * 8000)
+        assert model.runner.num_tokens > before
+        model.runner.rewind(100)
+        assert model.runner.step([1], [0]).shape == (1, 512)
+
+
+def test_resident_needs_room_for_all(long_bundle: Path) -> None:
+    with pytest.raises(BudgetError, match="experts need at least"):
+        lesonnx.load(long_bundle, schedule="resident", memory_budget_bytes=_resident_now() + 150_000_000)
+
+
+def _resident_now() -> int:
+    from lesonnx.memory import current_bytes
+
+    return current_bytes()
