@@ -121,8 +121,10 @@ class Runner:
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
+        # A lookahead is a row of a router, run beside the experts.
+        single = ort.session_options(optimise=True, num_threads=1)
         self._sessions = {
-            part.name: ort.open_session(bundle.part_file(part), options)
+            part.name: ort.open_session(bundle.part_file(part), single if part.role == "lookahead" else options)
             for part in bundle.manifest.parts
             if part.role != "lookahead" or loader.uses_lookahead
         }

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -60,7 +61,7 @@ class RowSpec:
 
 
 class RunClock:
-    """Seconds spent inside ONNX Runtime's bound runs. One a process.
+    """Seconds that the computing thread spends inside ONNX Runtime's bound runs. One a process.
 
     What is left of a step beside them and the waits is the host's own work.
     """
@@ -68,11 +69,13 @@ class RunClock:
     def __init__(self) -> None:
         self.seconds = 0.0
         run = ort.Binding.run
+        computing = threading.get_ident()
 
         def timed(binding: ort.Binding) -> None:
             began = time.perf_counter()
             run(binding)
-            self.seconds += time.perf_counter() - began
+            if threading.get_ident() == computing:
+                self.seconds += time.perf_counter() - began
 
         ort.Binding.run = timed  # type: ignore[method-assign,assignment]
 
