@@ -30,7 +30,10 @@ Lookahead = Callable[[NDArray[np.bool_]], Scores]
 
 @dataclass
 class Telemetry:
-    """Counts and times since the last reset. Loads are counted as they end, hits, late and misses a layer and step."""
+    """Counts and times since the last reset. Loads are counted as they end, hits, late and misses a layer and step.
+
+    ``lookahead_ms`` is what the computing thread waited for predictions.
+    """
 
     loads: int = 0
     hits: int = 0
@@ -77,11 +80,16 @@ class ExpertLoader:
         self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._batches: deque[tuple[int, ...]] = deque()
         self._failure: LesonnxError | None = None
+        self._questions: queue.SimpleQueue[tuple[int, Lookahead, NDArray[np.bool_]] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._unanswered = 0
         engine.resize(slab_lengths(self.scheduler))
         self._threads = [
             threading.Thread(target=self._read, args=(f"loader {number}",), name=f"loader {number}", daemon=True)
             for number in range(num_loaders)
         ]
+        if config.lookahead:
+            self._threads.append(threading.Thread(target=self._predict, name="lookahead", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -96,9 +104,12 @@ class ExpertLoader:
         """Load and compute what MoE layer number ``place`` requires; LoadError where an expert cannot be read.
 
         The next layer is predicted twice: before any expert has run, so that reading starts early, and again when those
-        in memory have, which sees better.
+        in memory have, which sees better. A thread of its own does that, while this one computes.
         """
         telemetry = self._telemetry
+        began = time.perf_counter()
+        self._await_predictions()
+        telemetry.lookahead_ms += (time.perf_counter() - began) * 1e3
         began = time.perf_counter()
         with self._lock:
             before = replace(self.scheduler.counters) if self.timeline else None
@@ -109,7 +120,7 @@ class ExpertLoader:
         left = len(work.rows) + (self.scheduler.layers[place].shared_cost_bytes > 0)
         ready = np.zeros(work.topk_ids.shape, np.bool_)
         if lookahead is not None:
-            self._predict(place + 1, lookahead, ready)
+            self._foresee(place + 1, lookahead, ready)
         sharpened = lookahead is None
         while left:
             batch = self._next_batch()
@@ -126,20 +137,42 @@ class ExpertLoader:
             if not sharpened and lookahead is not None:
                 sharpened = True
                 mark_ready(ready, batch, work)
-                self._predict(place + 1, lookahead, ready)
+                self._foresee(place + 1, lookahead, ready)
         with self._lock:
             self._carry_out(self.scheduler.end_layer())
 
-    def _predict(self, place: int, lookahead: Lookahead, ready: NDArray[np.bool_]) -> None:
-        began = time.perf_counter()
-        scores = fixed_scores(lookahead(ready))
-        ended = time.perf_counter()
-        with self._lock:
-            self._carry_out(self.scheduler.predict(place, scores))
-        self._telemetry.lookahead_ms += (ended - began) * 1e3
-        if self.timeline:
-            self.timeline.span(LOOKAHEAD, f"layer {place}", began, ended)
-        self._telemetry.schedule_ms += (time.perf_counter() - ended) * 1e3
+    def _foresee(self, place: int, lookahead: Lookahead, ready: NDArray[np.bool_]) -> None:
+        """Have the layer predicted by the thread for it, while this one goes on computing."""
+        self._unanswered += 1
+        self._questions.put((place, lookahead, ready.copy()))
+
+    def _await_predictions(self) -> None:
+        """Wait for what was asked: a prediction may not come after its layer's router has spoken."""
+        while self._unanswered:
+            problem = self._answers.get()
+            self._unanswered -= 1
+            if problem is not None:
+                raise problem
+
+    def _predict(self) -> None:
+        """The predicting thread: one prediction after another.
+
+        What it reads may be half written: rows of experts that are not ``ready`` are left out, and a shared expert's
+        only makes the prediction a little better or worse. Nothing but loading depends on it.
+        """
+        while (question := self._questions.get()) is not None:
+            place, lookahead, ready = question
+            problem: Exception | None = None
+            try:
+                began = time.perf_counter()
+                scores = fixed_scores(lookahead(ready))
+                if self.timeline:
+                    self.timeline.span(LOOKAHEAD, f"layer {place}", began, time.perf_counter())
+                with self._lock:
+                    self._carry_out(self.scheduler.predict(place, scores))
+            except Exception as error:  # noqa: BLE001  (whatever it is, the computing thread must hear of it)
+                problem = error
+            self._answers.put(problem)
 
     def _next_batch(self) -> tuple[int, ...]:
         """What is to be computed next; waits for reads where nothing is."""
@@ -195,6 +228,7 @@ class ExpertLoader:
         """End the threads once their reads have, then forget all experts."""
         for _ in self._threads:
             self._loads.put(None)
+        self._questions.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()

@@ -37,7 +37,8 @@ class PrefillRow:
     """One chunk length. ``most_reads`` is the most times that an expert was read in a chunk: one, or a fault.
 
     ``touched``: the mean share of a layer's experts that a chunk reads or finds. ``flash_ms`` is what reading the bytes
-    takes at the measured speed, ``flash_share`` that of the time to first token.
+    takes at the measured speed, ``flash_share`` that of the time to first token; ``bound_share`` that of the larger of
+    it and computing (dense parts and experts).
     """
 
     chunk_tokens: int
@@ -53,6 +54,7 @@ class PrefillRow:
     flash_bytes_per_s: float
     flash_ms: float
     flash_share: float
+    bound_share: float
 
 
 class CountingEngine:
@@ -100,7 +102,8 @@ def measure_prefill(
         starts = range(0, len(token_ids), chunk_tokens)
         for number, start in enumerate(starts):
             engine.chunk = number
-            runner.prefill(token_ids[start : start + chunk_tokens])
+            chunk = token_ids[start : start + chunk_tokens]
+            runner.step(chunk, [len(chunk) - 1] if number + 1 == len(starts) else [])
         first_token_ms = (time.perf_counter() - began) * 1e3
         telemetry = asdict(runner.loader.telemetry)
         reads = dict(engine.reads)
@@ -123,6 +126,7 @@ def measure_prefill(
         flash_bytes_per_s=speed,
         flash_ms=flash_ms,
         flash_share=flash_ms / first_token_ms,
+        bound_share=max(flash_ms, telemetry["dense_ms"] + telemetry["expert_ms"]) / first_token_ms,
     )
 
 
@@ -193,7 +197,18 @@ def print_rows(bundle: Bundle, rows: list[PrefillRow], num_tokens: int, budget_b
     """The table, a row a chunk length; savings are against the first row."""
     title = f"{bundle.directory.name}: {num_tokens} tokens, {format_bytes(budget_bytes)} of experts"
     table = Table(title=title + ("; random weights" if is_random(bundle) else ""), title_justify="left")
-    columns = ("chunk", "first token", "read", "most reads", "touched", "flash bound", "share", "dense ms", "expert ms")
+    columns = (
+        "chunk",
+        "first token",
+        "read",
+        "most reads",
+        "touched",
+        "flash bound",
+        "share",
+        "bound",
+        "dense ms",
+        "expert ms",
+    )
     for column in (*columns, "stall ms", "time saved", "bytes saved"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -205,6 +220,7 @@ def print_rows(bundle: Bundle, rows: list[PrefillRow], num_tokens: int, budget_b
             f"{row.touched:.0%}",
             f"{row.flash_ms:.0f} ms",
             f"{row.flash_share:.0%}",
+            f"{row.bound_share:.0%}",
             f"{row.dense_ms:.0f}",
             f"{row.expert_ms:.0f}",
             f"{row.stall_ms:.0f}",

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -60,20 +61,21 @@ class RowSpec:
 
 
 class RunClock:
-    """Time that this thread spends inside ONNX Runtime's bound runs, wall and CPU, in seconds. One a process.
+    """Seconds that the computing thread spends inside ONNX Runtime's bound runs. One a process.
 
     What is left of a step beside them and the waits is the host's own work.
     """
 
     def __init__(self) -> None:
-        self.wall = self.cpu = 0.0
+        self.seconds = 0.0
         run = ort.Binding.run
+        computing = threading.get_ident()
 
         def timed(binding: ort.Binding) -> None:
-            wall, cpu = time.perf_counter(), time.thread_time()
+            began = time.perf_counter()
             run(binding)
-            self.cpu += time.thread_time() - cpu
-            self.wall += time.perf_counter() - wall
+            if threading.get_ident() == computing:
+                self.seconds += time.perf_counter() - began
 
         ort.Binding.run = timed  # type: ignore[method-assign,assignment]
 
@@ -121,13 +123,14 @@ def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine
         before.append(token)
     start_tokens = runner.num_tokens
     runner.loader.reset_telemetry()
-    clock.wall, clock.cpu, cpu = 0.0, 0.0, time.thread_time()
+    clock.seconds = 0.0
+    cpu = time.process_time()
     seconds, token_ids, digest = decode_all(runner, token, spec.tokens)
-    cpu = time.thread_time() - cpu
+    cpu = time.process_time() - cpu
     figures = row_figures(runner, seconds, spec.tokens)
     if not isinstance(engine, SessionEngine):
-        figures["outside_ms"] = (seconds - clock.wall) * 1e3 / spec.tokens - figures["stall_ms"]
-        figures["outside_cpu_ms"] = (cpu - clock.cpu) * 1e3 / spec.tokens
+        figures["outside_ms"] = (seconds - clock.seconds) * 1e3 / spec.tokens - figures["stall_ms"]
+    figures["cpu_ms"] = cpu * 1e3 / spec.tokens
     figures["peak_bytes"] = peak_bytes()
     figures["engine"] = engine.name
     figures["token_ids"] = before + token_ids

@@ -114,7 +114,9 @@ class TensorMajorEngine(KernelEngine):
                         at += length
 
     def load(self, expert: Expert, slab: int, offset_bytes: int) -> int:
-        view = self._slabs[slab].view[offset_bytes : offset_bytes + expert.cost_bytes]
+        memory, start, _ = self._slabs[slab]
+        first = start + offset_bytes
+        view = self._memory[memory].view[first : first + expert.cost_bytes]
         descriptor = self._files[expert.layer_idx]
         num_bytes = 0
         for at, offset, length in self._reads[expert.number]:
@@ -127,7 +129,7 @@ class TensorMajorEngine(KernelEngine):
             start = at // PAGE_BYTES * PAGE_BYTES
             _drop(descriptor, start, page_ceil(at + length) - start)
             num_bytes += length
-        self._places[expert.number] = (slab, offset_bytes)
+        self._places[expert.number] = (memory, first)
         return num_bytes
 
     def close(self) -> None:

@@ -25,19 +25,19 @@ class Slab:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes)
-        self._kept_bytes = num_bytes
+        # Private: what is given back of a shared mapping stays allocated.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._map = mmap.mmap(-1, num_bytes, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones do
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.array: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
-    def keep(self, num_bytes: int) -> None:
-        """Use only the beginning from here on: what lies behind it goes back to the system, its contents are gone."""
-        if num_bytes < self._kept_bytes and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, num_bytes, self._kept_bytes - num_bytes)
-        self._kept_bytes = num_bytes
+    def give_back(self, first_byte: int, end_byte: int) -> None:
+        """Return a range of whole pages to the system: its contents are gone, it may be written again."""
+        if first_byte < end_byte and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first_byte, end_byte - first_byte)
 
 
 class PackFile:

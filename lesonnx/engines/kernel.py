@@ -5,6 +5,7 @@ The cache is a few slabs; a load is one direct read to its place and nothing els
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,9 @@ class KernelEngine:
         self._packs = {
             layer.layer_idx: PackFile(bundle.pack_file(layer.layer_idx)) for layer in bundle.manifest.expert_layers
         }
-        self._slabs: list[Slab] = []
+        # Pieces of memory; each slab as piece, first byte and greatest length; each expert's piece and first byte.
+        self._memory: list[Slab] = []
+        self._slabs: list[tuple[int, int, int]] = []
         self._places: dict[int, tuple[int, int]] = {}
         options = ort.session_options(optimise=False, num_threads=num_threads)
         options.register_custom_ops_library(str(native.library_path()))
@@ -58,49 +61,56 @@ class KernelEngine:
         return ort.open_session(bundle.file(stage), options)
 
     def resize(self, slab_bytes: list[int]) -> None:
-        for number, num_bytes in enumerate(slab_bytes):
-            if number == len(self._slabs):
-                self._slabs.append(Slab(num_bytes))
-            else:
-                self._slabs[number].keep(num_bytes)
+        # What is new comes as one piece of memory, so that a batch whose experts lie in several slabs is one run.
+        new = slab_bytes[len(self._slabs) :]
+        if new:
+            self._memory.append(Slab(sum(new)))
+            starts = accumulate(new[:-1], initial=0)
+            self._slabs += [(len(self._memory) - 1, start, length) for start, length in zip(starts, new, strict=True)]
+        for (memory, start, most), length in zip(self._slabs, slab_bytes, strict=False):
+            self._memory[memory].give_back(start + length, start + most)
 
     def load(self, expert: Expert, slab: int, offset_bytes: int) -> int:
-        view = self._slabs[slab].view[offset_bytes : offset_bytes + expert.cost_bytes]
-        self._packs[expert.layer_idx].read_into(view, expert.offset_bytes)
-        self._places[expert.number] = (slab, offset_bytes)
+        memory, start, _ = self._slabs[slab]
+        offset = start + offset_bytes
+        self._packs[expert.layer_idx].read_into(
+            self._memory[memory].view[offset : offset + expert.cost_bytes], expert.offset_bytes
+        )
+        self._places[expert.number] = (memory, offset)
         return expert.cost_bytes
 
     def compute(self, experts: list[Expert], work: LayerWork) -> None:
-        # A run takes one slab and one kind: almost always one run, more where a batch spans slabs or kinds.
+        # A run takes one kind and one piece of memory: almost always one run, two with a shared expert.
         groups: dict[tuple[int, bool], list[Expert]] = {}
         for expert in experts:
             key = (self._places[expert.number][0], expert.expert_idx is None)
             groups.setdefault(key, []).append(expert)
-        for (slab, is_shared), group in groups.items():
+        for (memory, is_shared), group in groups.items():
             if len(work.hidden) == 1:
-                self._compute_row(slab, is_shared, group, work)
+                self._compute_row(memory, is_shared, group, work)
             else:
-                self._compute_rows(slab, is_shared, group, work)
+                self._compute_rows(memory, is_shared, group, work)
 
-    def _compute_row(self, slab: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
-        """A decode step: the same few arrays every time, so bindings are kept."""
+    def _compute_row(self, memory: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
+        """A decode step: the same few arrays every time, so bindings are kept, and keep their arrays."""
         out = work.shared_out if is_shared else work.expert_out
         kind_idx = group[0].kind_idx
-        key = (kind_idx, slab, len(group), out.ctypes.data, work.hidden.ctypes.data)
+        key = (kind_idx, memory, len(group), id(out), id(work.hidden))
         binding = self._bindings.get(key)
         if binding is None:
             if len(self._bindings) >= MAX_BINDINGS:
                 self._bindings.clear()
             binding = self._bindings[key] = _DecodeBinding(
-                self._stages[kind_idx], work.hidden, self._slabs[slab].array, out, len(group)
+                self._stages[kind_idx], work.hidden, self._memory[memory].array, out, len(group)
             )
-        for place, expert in enumerate(group):
-            binding.offsets[place] = self._places[expert.number][1]
-            if not is_shared:
-                binding.rows[place] = work.rows[expert.number][0]
+        places = self._places
+        binding.offsets[:] = [places[expert.number][1] for expert in group]
+        if not is_shared:
+            rows = work.rows
+            binding.rows[:] = [rows[expert.number][0] for expert in group]
         binding.run()
 
-    def _compute_rows(self, slab: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
+    def _compute_rows(self, memory: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
         """A step of several rows: ragged row lists, bound anew."""
         pieces: list[Rows]
         if is_shared:
@@ -111,7 +121,7 @@ class KernelEngine:
         np.cumsum([len(piece) for piece in pieces], out=starts[1:])
         offsets = np.array([self._places[expert.number][1] for expert in group], np.int64)
         out = work.shared_out if is_shared else work.expert_out
-        inputs = _inputs(work.hidden, self._slabs[slab].array, offsets, starts, np.concatenate(pieces))
+        inputs = _inputs(work.hidden, self._memory[memory].array, offsets, starts, np.concatenate(pieces))
         ort.Binding(self._stages[group[0].kind_idx], inputs, {"expert_out": _with_slots(out)}).run()
 
     def evict(self, expert: Expert) -> None:
@@ -120,6 +130,7 @@ class KernelEngine:
     def close(self) -> None:
         self._places.clear()
         self._bindings.clear()
+        self._memory.clear()
         self._slabs.clear()
         for pack in self._packs.values():
             pack.close()
@@ -138,6 +149,8 @@ class _DecodeBinding(ort.Binding):
     ) -> None:
         self.offsets = np.zeros(num_experts, np.int64)
         self.rows = np.zeros(num_experts, np.int64)
+        # An array whose id names this binding must live as long as it does.
+        self._out = out
         starts = np.arange(num_experts + 1, dtype=np.int64)
         inputs = _inputs(hidden, cache, self.offsets, starts, self.rows)
         super().__init__(stage, inputs, {"expert_out": _with_slots(out)})
