@@ -91,7 +91,10 @@ class _StepBuffers:
         self.shared_out = ort.empty_aligned((num_rows, hidden), np.float32)
         self.ready = ort.empty_aligned((num_rows, slots), np.bool_)
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
+        self.logit_rows = ort.empty_aligned((1,), np.int64)
+        self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
         self.bindings: dict[str, ort.Binding] = {}
+        self.head: ort.Binding | None = None
 
     @staticmethod
     def bytes_for(bundle: Bundle, num_rows: int) -> int:
@@ -293,12 +296,23 @@ class Runner:
         vocab_size = self.bundle.manifest.model.vocab_size
         if not logit_rows and not carries_states:
             return np.empty((0, vocab_size), np.float32)
-        rows = np.asarray(logit_rows or [0], np.int64)
-        logits = np.empty((len(rows), vocab_size), np.float32)
+        rows = logit_rows or [0]
+        if len(rows) != 1:
+            asked = np.asarray(rows, np.int64)
+            logits = np.empty((len(rows), vocab_size), np.float32)
+            self._bind_head(buffers, asked, logits).run()
+            return logits if logit_rows else logits[:0]
+        # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
+        if buffers.head is None:
+            buffers.head = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
+        buffers.logit_rows[0] = rows[0]
+        buffers.head.run()
+        return buffers.logits[: len(logit_rows)].copy()
+
+    def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
         outputs: dict[str, NDArray[Any]] = self._state_outputs(self._head) | {"logits": logits}
-        ort.Binding(self._sessions[self._head.name], inputs, outputs).run()
-        return logits if logit_rows else logits[:0]
+        return ort.Binding(self._sessions[self._head.name], inputs, outputs)
 
     # -- bindings ----------------------------------------------------------------------------------------------------
 
