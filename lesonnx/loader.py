@@ -160,19 +160,29 @@ class ExpertLoader:
         What it reads may be half written: rows of experts that are not ``ready`` are left out, and a shared expert's
         only makes the prediction a little better or worse. Nothing but loading depends on it.
         """
-        while (question := self._questions.get()) is not None:
-            place, lookahead, ready = question
-            problem: Exception | None = None
-            try:
-                began = time.perf_counter()
-                scores = fixed_scores(lookahead(ready))
-                if self.timeline:
-                    self.timeline.span(LOOKAHEAD, f"layer {place}", began, time.perf_counter())
-                with self._lock:
-                    self._carry_out(self.scheduler.predict(place, scores))
-            except Exception as error:  # noqa: BLE001  (whatever it is, the computing thread must hear of it)
-                problem = error
-            self._answers.put(problem)
+        while self._answer_next():
+            pass
+
+    def _answer_next(self) -> bool:
+        """Answer one question; False at the end. Its names go with it: they hold a step's buffers and states alive."""
+        question = self._questions.get()
+        if question is None:
+            return False
+        place, lookahead, ready = question
+        problem: Exception | None = None
+        try:
+            began = time.perf_counter()
+            scores = fixed_scores(lookahead(ready))
+            if self.timeline:
+                self.timeline.span(LOOKAHEAD, f"layer {place}", began, time.perf_counter())
+            with self._lock:
+                self._carry_out(self.scheduler.predict(place, scores))
+        except Exception as error:  # noqa: BLE001  (whatever it is, the computing thread must hear of it)
+            problem = error
+        # Before the answer: the step that waits for it may give its buffers up at once.
+        del question, lookahead
+        self._answers.put(problem)
+        return True
 
     def _next_batch(self) -> tuple[int, ...]:
         """What is to be computed next; waits for reads where nothing is."""
