@@ -171,11 +171,26 @@ class Runner:
 
         Call once, with all sessions open and before the first step.
         """
+        self._warm_up()
         chunk = self.prefill_chunk_tokens
         buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
         fixed = memory.current_bytes() + buffers + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
+
+    def _warm_up(self) -> None:
+        """Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
+
+        What it leaves in the attention caches is written over by the first step.
+        """
+        self.states.reserve(1)
+        self.states.begin(1)
+        buffers = self._buffers_for(1)
+        for part in self.bundle.manifest.parts:
+            if part.role == "head":
+                self._logits(buffers, [0])
+            elif part.name in self._sessions:
+                self._run(buffers, part.name)
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""

@@ -461,8 +461,8 @@ def test_pack_that_shrinks_under_a_run(
 ) -> None:
     original = engines.make_engine
 
-    def make_engine(name: str, opened: Any) -> Any:
-        made = original(name, opened)
+    def make_engine(*arguments: Any) -> Any:
+        made = original(*arguments)
         os.truncate(bundle / PACK, 0)
         return made
 

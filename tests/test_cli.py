@@ -62,6 +62,47 @@ def test_readme_tells_what_help_tells() -> None:
     assert "\n".join(rows) in README.read_text(encoding="utf-8")
 
 
+def test_readme_example_runs(
+    sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python example of the README, on the demo's bundle."""
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/sample.bundle").symlink_to(sample_bundle)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 1
+    exec(blocks[0], {})
+    text, counted = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert len(text) > 30
+    assert re.fullmatch(r"[\d,]+ bytes of experts read", counted)
+
+
+def test_readme_names_files_that_exist() -> None:
+    """Every file and link that the README names is there."""
+    text = README.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (README.parent / target).exists(), target
+    tree = re.search(r"## Files\n```\n(.*?)```", text, re.DOTALL)
+    assert tree is not None
+    root = README.parent
+    for line in tree[1].splitlines():
+        names = line[:27].split()
+        if not line.startswith(" "):
+            root = README.parent / names[0]
+            assert root.is_dir(), line
+            continue
+        for name in names:
+            assert name == "..." or (root / name).exists(), line
+
+
+def test_readme_names_every_family() -> None:
+    from lesonnx_export.architectures import supported
+
+    families = re.findall(r"^\| `(\w+)` \| \w", README.read_text(encoding="utf-8"), re.MULTILINE)
+    families.remove("model_type")
+    assert sorted(families) == supported()
+
+
 def test_no_arguments_show_help(lesonnx: Call) -> None:
     outcome = lesonnx()
     assert outcome.code == 2

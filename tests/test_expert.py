@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,19 @@ def test_every_expert_of_a_bundle_is_a_model_of_its_own(bundle_of: BundleFactory
         ]
         expected = swiglu(x.astype(np.float64), *weights)
         assert np.abs(got - expected).mean() < (1e-6 if bits == 32 else 0.3) * np.abs(expected).mean()
+
+
+def test_a_plain_session_runs_an_expert(bundle_of: BundleFactory) -> None:
+    """In a process that knows nothing of lesonnx."""
+    bundle = Bundle(bundle_of("qwen2_moe", bits=4))
+    script = """
+import sys, numpy, onnxruntime
+for path in sys.argv[1:]:
+    print(onnxruntime.InferenceSession(path).run(None, {"x": numpy.ones((1, 64), "f4")})[0].shape)
+"""
+    paths = [str(bundle.model_file(expert)) for expert in bundle.experts if expert.layer_idx == 1]
+    result = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n")[:-1] == ["(1, 64)"] * len(paths)
 
 
 def test_an_expert_needs_nothing_but_its_model_and_its_pack(bundle_of: BundleFactory, tmp_path: Path) -> None:

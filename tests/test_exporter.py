@@ -134,6 +134,21 @@ def test_tensors_with_a_reason_are_skipped_and_named(tmp_path: Path) -> None:
     assert set(report.manifest.skipped_tensors) == {"model.layers.0.self_attn.rotary_emb.inv_freq", "mtp.fc.weight"}
 
 
+def test_an_export_after_a_run_in_one_process(tmp_path: Path, sample_bundle: Path) -> None:
+    """What running leaves in a process, ONNX Runtime's thread pools say, must not change an export."""
+    script = f"""
+from pathlib import Path
+import lesonnx, lesonnx.sample
+from lesonnx_export.exporter import ExportOptions, export_bundle
+with lesonnx.load({str(sample_bundle)!r}) as model:
+    model.generate("x", lesonnx.GenerationOptions(max_new_tokens=1)).text()
+options = ExportOptions(bits=4, dense_bits=8, num_workers=1)
+export_bundle(Path(lesonnx.sample.__file__).parent, Path({str(tmp_path / "bundle")!r}), options)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert file_bytes(tmp_path / "bundle") == file_bytes(sample_bundle)
+
+
 def test_a_plan_reads_no_weights(tmp_path: Path) -> None:
     """All that can be wrong with names and shapes is found before any work; only a head beside an embedding is read."""
     checkpoint = Checkpoint(derive("qwen3_moe_tied_dense0", tmp_path))
@@ -329,7 +344,7 @@ def test_damage_that_cannot_be_resumed_is_said(
     assert file_bytes(broken_off) == clean
 
 
-@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4, "dense_bits": 8}, {"bits": 4, "block_size": 16}])
+@pytest.mark.parametrize("options", [{"bits": 8}, {"dense_bits": 8}, {"block_size": 16}, {"kv_bits": 16}])
 def test_other_options_may_not_resume(broken_off: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="was begun with another checkpoint or options"):
         export_bundle(fixture(NAME), broken_off, ExportOptions(**options, num_workers=1), resume=True)

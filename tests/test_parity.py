@@ -147,6 +147,19 @@ def test_float16(bundle_of: BundleFactory, tmp_path: Path, name: str) -> None:
     assert np.abs(logits_of(bundle_of(checkpoint), token_ids) - expected).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("engine", ENGINES_HERE)
+def test_float16_caches(bundle_of: BundleFactory, engine: str) -> None:
+    """Half the bytes, nearly the same logits; still the same bits for every schedule."""
+    bundle = bundle_of("qwen3_moe", kv_bits=16)
+    reference = read_reference("qwen3_moe")
+    prompt = reference["input_ids"].tolist()
+    got = [
+        logits_of(bundle, prompt, engine=engine, schedule=schedule, prefill_chunk_tokens=24) for schedule in SCHEDULES
+    ]
+    assert 0 < np.abs(got[0] - reference["logits"]).max() < 0.02
+    assert all(logits.tobytes() == got[0].tobytes() for logits in got)
+
+
 def test_keys_that_are_left_out_take_the_familys_defaults(bundle_of: BundleFactory, tmp_path: Path) -> None:
     def leave_out(config: Config) -> Config:
         # The fixture's values for these equal transformers' defaults for qwen2_moe.

@@ -22,7 +22,7 @@ from lesonnx.manifest import Part
 
 Values = dict[str, NDArray[Any]]
 DTYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.INT64: "int64", onnx.TensorProto.INT32: "int32"}
-DTYPES |= {onnx.TensorProto.BOOL: "bool"}
+DTYPES |= {onnx.TensorProto.BOOL: "bool", onnx.TensorProto.FLOAT16: "float16"}
 STREAM = ("residual", "topk_weights", "shared_weights")
 
 

@@ -25,7 +25,9 @@ class Slab:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_bytes)
+        # Private: what is given back of a shared mapping stays allocated.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._map = mmap.mmap(-1, num_bytes, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary ones do
                 self._map.madvise(mmap.MADV_HUGEPAGE)
