@@ -18,6 +18,7 @@ from lesonnx.engines import make_engine
 from lesonnx.errors import BudgetError, InputError
 from lesonnx.eviction import POLICIES
 from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
+from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
@@ -177,6 +178,8 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     except BaseException:
         loader.close()
         raise
+    if config.lookahead and options.lookahead is None:
+        runner.governor = Governor()
     try:
         if options.memory_budget_bytes is not None:
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)

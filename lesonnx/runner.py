@@ -17,6 +17,7 @@ from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
 from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
+from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
@@ -121,6 +122,8 @@ class Runner:
         # A benchmark's: experts and predictions come from there instead of from the model's own routers.
         self.routing: Routing | None = None
         self.recorder: Recorder | None = None
+        # Turns lookahead off where it does not pay; None leaves it on.
+        self.governor: Governor | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -241,16 +244,23 @@ class Runner:
         self.loader.begin_step(num_rows)
         if self.routing is not None:
             self.routing.begin_step(num_rows)
+        # Of steps of one row the governor knows which side is faster; a prefill has too much to read not to look ahead.
+        governor = self.governor if num_rows == 1 else None
+        looks_ahead = self.loader.uses_lookahead and (governor is None or governor.wants())
         telemetry = self.loader.telemetry
-        began = time.perf_counter()
+        step_began = began = time.perf_counter()
         self._run(buffers, "embed")
         for place, part in enumerate(self._segments):
             self._run(buffers, part.name)
             telemetry.dense_ms += (time.perf_counter() - began) * 1e3
-            self.loader.run_layer(place, self._work(buffers, place), self._lookahead(buffers, place))
+            lookahead = self._lookahead(buffers, place) if looks_ahead else None
+            self.loader.run_layer(place, self._work(buffers, place), lookahead)
             began = time.perf_counter()
         logits = self._logits(buffers, logit_rows)
-        telemetry.dense_ms += (time.perf_counter() - began) * 1e3
+        ended = time.perf_counter()
+        telemetry.dense_ms += (ended - began) * 1e3
+        if governor is not None:
+            governor.took(ended - step_began)
         self.states.commit(num_rows)
         self.token_ids += token_ids
         return logits
@@ -276,8 +286,8 @@ class Runner:
         return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
 
     def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
-        """The prediction of the MoE layer after number ``place``; None where there is none, or nobody asks."""
-        if not self.loader.uses_lookahead or place + 1 == len(self._segments):
+        """The prediction of the MoE layer after number ``place``; None where there is none."""
+        if place + 1 == len(self._segments):
             return None
         name = self._lookaheads[place]
         # What an earlier layer left there must not count as this layer's.
