@@ -120,7 +120,10 @@ def judge(comparison: Comparison, tolerance: float, max_kl: float | None = None)
             return None
         return f"KL is {comparison.kl:.6g} per token over {comparison.tokens} tokens, at most {max_kl:g} is allowed"
     if not comparison.max_abs_diff <= tolerance:
-        return f"logits differ by up to {comparison.max_abs_diff:.6g}, the tolerance is {tolerance:g}"
+        return (
+            f"logits differ by up to {comparison.max_abs_diff:.6g}, the tolerance is {tolerance:g}"
+            " (judge a quantized bundle with --max-kl)"
+        )
     if not comparison.greedy_match:
         return (
             f"greedy tokens differ from number {comparison.greedy_matched_tokens + 1} of {comparison.greedy_tokens} on,"

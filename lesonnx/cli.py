@@ -9,6 +9,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
 import click
 
@@ -30,6 +31,14 @@ COMMANDS = {
 EXTRAS = {"onnx": "export", "safetensors": "export", "ml_dtypes": "export", "matplotlib": "plot", "optimum": "optimum"}
 
 
+def missing_extra(error: ModuleNotFoundError) -> InputError | None:
+    """The error to show for a package that an extra brings; None for any other."""
+    extra = EXTRAS.get((error.name or "").split(".")[0])
+    if extra is None:
+        return None
+    return InputError(f"this needs the package {error.name}: pip install '.[{extra}]' in a clone of lesonnx")
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when first needed."""
 
@@ -47,10 +56,10 @@ class LazyGroup(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            extra = EXTRAS.get((error.name or "").split(".")[0])
-            if extra is None:
+            problem = missing_extra(error)
+            if problem is None:
                 raise
-            raise InputError(f"{cmd_name} needs the package {error.name}: pip install 'lesonnx[{extra}]'") from None
+            raise problem from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,6 +81,12 @@ def cli() -> None:
     """Run Mixture-of-Experts language models several times larger than memory on ONNX Runtime."""
 
 
+def fail(error: LesonnxError) -> NoReturn:
+    """End with an error's one line and its exit code."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
 def main() -> None:
     """The entry point: one line and an exit code for every error, none for Ctrl-C but what was begun."""
     # A closed pipe (`lesonnx run … | head`) ends the program quietly, as other tools do.
@@ -80,8 +95,12 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except LesonnxError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        fail(error)
+    except ModuleNotFoundError as error:
+        problem = missing_extra(error)
+        if problem is None:
+            raise
+        fail(problem)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

@@ -158,6 +158,10 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     """
     options = options or LoadOptions(**changes)
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    for name in ("expert_budget_bytes", "memory_budget_bytes", "prefill_chunk_tokens", "num_threads", "num_loaders"):
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, int):
+            raise InputError(f"{name} is {value!r}, expected a whole number")
     if options.prefill_chunk_tokens is not None and options.prefill_chunk_tokens < 1:
         raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
     if options.num_threads is not None and options.num_threads < 1:
@@ -166,7 +170,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     memory.return_freed_memory()
     files = bundle.manifest.tokenizer
     tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
-    template = ChatTemplate.load(bundle.directory / "tokenizer") if files else None
+    template = ChatTemplate.load(bundle.directory / "tokenizer") if files and files.chat_template else None
 
     config, num_loaders = scheduler_config(options)
     budget = bundle.expert_bytes if options.expert_budget_bytes is None else options.expert_budget_bytes

@@ -205,7 +205,7 @@ class Runner:
         least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
         if left < least:
             raise BudgetError(
-                f"the memory budget is {bound.budget_bytes:,} bytes; runtime and dense parts take"
+                f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
                 f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
             )

@@ -56,12 +56,12 @@ TECHNIQUES = (
     Technique("plain", "plain ORT: a session per expert by path, serial", PLAIN, "on-demand", parallel=False),
     Technique("serial", "on-demand serial, tensor-major", TENSOR_MAJOR, "on-demand", parallel=False),
     Technique("parallel", "+ parallel loads, tensor-major", TENSOR_MAJOR, "on-demand"),
-    Technique("serial-packs", "on-demand serial, contiguous packs", "kernel", "on-demand", parallel=False),
-    Technique("packs", "+ parallel loads, contiguous packs", "kernel", "on-demand"),
-    Technique("cache", "+ cache (lru)", "kernel", "cache"),
-    Technique("les", "+ les eviction", "kernel", "les", policy="les", compute_first=False, lookahead=False),
-    Technique("compute-first", "+ compute-first", "kernel", "les", compute_first=True, lookahead=False),
-    Technique("lookahead", "+ lookahead", "kernel", "les", compute_first=True, lookahead=True),
+    Technique("serial-packs", "on-demand serial, contiguous packs", "auto", "on-demand", parallel=False),
+    Technique("packs", "+ parallel loads, contiguous packs", "auto", "on-demand"),
+    Technique("cache", "+ cache (lru)", "auto", "cache"),
+    Technique("les", "+ les eviction", "auto", "les", policy="les", compute_first=False, lookahead=False),
+    Technique("compute-first", "+ compute-first", "auto", "les", compute_first=True, lookahead=False),
+    Technique("lookahead", "+ lookahead", "auto", "les", compute_first=True, lookahead=True),
 )
 BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 # Serial on-demand with the loader of the rows above it: what the other kernel rows are measured against.
@@ -131,7 +131,7 @@ def ladder(
     budget = expert_budget or max(opened.expert_bytes // BUDGET_SHARE, opened.token_demand_bytes)
     base = RowSpec(
         bundle=str(bundle),
-        engine="kernel",
+        engine="auto",
         schedule="les",
         num_loaders=loaders,
         policy=None,

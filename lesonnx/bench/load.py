@@ -19,6 +19,7 @@ from rich.table import Table
 from lesonnx.bundle import Bundle, Expert
 from lesonnx.commands.options import BUNDLE
 from lesonnx.engines import ExpertEngine, LayerWork, make_engine
+from lesonnx.engines.kernel import why_not
 from lesonnx.memory import format_bytes
 
 ENGINES = ("kernel", "session")
@@ -37,9 +38,11 @@ class LoadCost:
 
 def measure(bundle: Bundle, num_experts: int, num_threads: int | None) -> list[LoadCost]:
     """Load, run once and evict experts from all over the bundle, one at a time, the engines in turns."""
-    engines = {name: make_engine(name, bundle, num_threads) for name in ENGINES}
+    engines = {
+        name: make_engine(name, bundle, num_threads) for name in ENGINES if name != "kernel" or not why_not(bundle)
+    }
     chosen = [bundle.experts[int(place)] for place in np.linspace(0, len(bundle.experts) - 1, num_experts)]
-    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ENGINES}
+    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
     read_bytes: dict[str, int] = {}
     try:
         for engine in engines.values():
@@ -100,5 +103,8 @@ def load(bundle: Path, experts: int, threads: int, as_json: bool) -> None:
         )
     console = Console()
     console.print(table)
-    kernel, session = rows
-    console.print(f"the kernel's load takes {kernel.cpu_ms / session.cpu_ms:.0%} of the session's processor time")
+    if len(rows) == len(ENGINES):
+        share = rows[0].cpu_ms / rows[1].cpu_ms
+        console.print(f"the kernel's load takes {share:.0%} of the session's processor time")
+    else:
+        console.print(f"the kernel is not measured: {why_not(Bundle(bundle))}")

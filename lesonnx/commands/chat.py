@@ -24,10 +24,11 @@ from lesonnx.errors import ContextError, InputError
 @load_options
 def chat(bundle: Path, system: str | None, **values: Any) -> None:
     """Talk with the bundle BUNDLE; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    from lesonnx.chat import ChatTemplate
+    from lesonnx.bundle import Bundle
     from lesonnx.model import load
 
-    if bundle.is_dir() and ChatTemplate.load(bundle / "tokenizer") is None:
+    files = Bundle(bundle).manifest.tokenizer
+    if files is None or files.chat_template is None:
         raise InputError(f"{bundle}: has no chat template; use `lesonnx run {bundle} --prompt TEXT`")
     options = make_generation_options(values)
     beginning = [{"role": "system", "content": system}] if system else []

@@ -48,6 +48,8 @@ def demo(into: Path, max_tokens: int) -> None:
         f" of experts in memory: lesonnx run {bundle_path} --expert-budget {budget} --prompt …"
     )
     with load(bundle, expert_budget_bytes=budget) as model:
+        for note in model.notes:
+            console.print(f"note: {note}", highlight=False)
         for prompt in PROMPTS:
             model.runner.loader.reset_telemetry()
             console.print(f"\n[bold green]{prompt}[/bold green]", end="")
@@ -57,6 +59,9 @@ def demo(into: Path, max_tokens: int) -> None:
             console.print(f"\n[dim]{summary(model, generation.report)}[/dim]", highlight=False)
     console.print("\n[bold]3. Compare[/bold] the schedules under that budget: other loads, the same tokens")
     console.print(compare_schedules(bundle, budget, max_tokens))
+    console.print(
+        "[dim]A model this small is read in no time: look at what is read and waited for, not at tokens/s.[/dim]"
+    )
 
 
 def compare_schedules(bundle: Bundle, budget_bytes: int, max_tokens: int) -> Table:

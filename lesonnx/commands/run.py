@@ -49,6 +49,9 @@ def run(
 
     source = _prompt(prompt, prompt_file, prompt_ids)
     generation_options = make_generation_options(values, ignore_eos=ignore_eos)
+    for path in (trace, record_routing):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: no such directory to write into")
     timeline = Timeline() if trace else None
     with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
         for note in model.notes:

@@ -16,7 +16,7 @@ from lesonnx import native, ort
 from lesonnx.bundle import Bundle, Expert
 from lesonnx.engines import LayerWork, Rows
 from lesonnx.engines.cache import PackFile, Slab
-from lesonnx.errors import BundleError
+from lesonnx.errors import BundleError, InputError
 
 # Bindings of decode steps that are kept, by what they are bound to.
 MAX_BINDINGS = 256
@@ -48,7 +48,10 @@ class KernelEngine:
         self._slabs: list[tuple[int, int, int]] = []
         self._places: dict[int, tuple[int, int]] = {}
         options = ort.session_options(optimise=False, num_threads=num_threads)
-        options.register_custom_ops_library(str(native.library_path()))
+        try:
+            options.register_custom_ops_library(str(native.library_path()))
+        except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
+            raise InputError(f"the kernel's library cannot be used: {ort.first_line(error)}") from None
         self._stages = [self._open_stage(bundle, kind.stage, options) for kind in bundle.manifest.expert_kinds]
         self._bindings: dict[tuple[int, ...], _DecodeBinding] = {}
 
