@@ -29,12 +29,12 @@ BAR = "#4c72b0"
 
 def check_plot(path: Path) -> None:
     """InputError, before anything is measured, where the picture could not be drawn or saved."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot needs the package matplotlib: pip install 'lesonnx[plot]'")
     if path.suffix.lower() != ".png":
         raise InputError(f"--plot {path}: expected a name that ends in .png")
     if not path.parent.is_dir():
         raise InputError(f"--plot {path}: no such directory as {path.parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot needs the package matplotlib: pip install 'lesonnx[plot]'")
 
 
 def plot_ladder(found: Ladder, path: Path) -> None:
