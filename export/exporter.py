@@ -205,8 +205,8 @@ def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:
 
 
 def export_bundle(
-    checkpoint_directory: Path | str,
-    bundle: Path | str,
+    checkpoint_directory: Path,
+    bundle: Path,
     options: ExportOptions | None = None,
     *,
     resume: bool = False,
