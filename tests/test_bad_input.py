@@ -423,9 +423,6 @@ BAD_BUNDLES = {
     "pack a link out": BadBundle(link_out(PACK), (PACK, "leads out of the bundle")),
     "tokenizer missing": BadBundle(remove("tokenizer/tokenizer.json"), ("tokenizer.json", "missing")),
     "tokenizer broken": BadBundle(write("tokenizer/tokenizer.json", b"{}"), ("tokenizer.json", "not a tokenizer.json")),
-    "chat template broken": BadBundle(
-        write("tokenizer/chat_template.jinja", b"{% for %}"), ("chat_template.jinja", "not a Jinja template")
-    ),
     "ONNX Runtime of the future": BadBundle(
         manifest(lambda m: m.update(onnxruntime_at_least="99.1")), ("needs ONNX Runtime 99.1 or later, found",)
     ),
