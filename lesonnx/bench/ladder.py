@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from lesonnx.bench.console import wide_console
 from lesonnx.bench.flash import measure_flash
 from lesonnx.bench.row import PLAIN, TENSOR_MAJOR, RowSpec
 from lesonnx.bench.tensor_major import room_problem, write_copy
@@ -381,8 +382,7 @@ def print_ladder(found: Ladder) -> None:
         )
         if "warm_tokens_per_s" in row:
             table.add_row("  the same, page cache warm", f"{row['warm_tokens_per_s']:.2f}")
-    console = Console()
-    console = console if console.is_terminal else Console(width=180)
+    console = wide_console()
     console.print(table, highlight=False)
     console.print(roofline_line(found), highlight=False, soft_wrap=True)
     for note in found.notes:

@@ -15,10 +15,10 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from lesonnx import ort
+from lesonnx.bench.console import wide_console
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE
 from lesonnx.engines import LayerWork, make_engine
@@ -274,8 +274,7 @@ def print_rows(bundle: Bundle, rows: list[LookaheadRow]) -> None:
         mean = _cell(row.mean_top_k, row.mean_top_wide, row.ms == 0)
         ms = f"{row.ms:.3f}" if row.ms else ""
         table.add_row(row.moment, str(row.layers_ahead or ""), *cells, mean, ms, per_ms)
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = wide_console()
     console.print(table, highlight=False)
 
 

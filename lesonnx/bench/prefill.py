@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from lesonnx import ort
+from lesonnx.bench.console import wide_console
 from lesonnx.bench.flash import measure_flash
 from lesonnx.bench.lookahead import is_random
 from lesonnx.bundle import Bundle, Expert
@@ -227,6 +227,5 @@ def print_rows(bundle: Bundle, rows: list[PrefillRow], num_tokens: int, budget_b
             f"{1 - row.first_token_ms / rows[0].first_token_ms:.0%}",
             f"{1 - row.read_bytes / rows[0].read_bytes:.0%}" if rows[0].read_bytes else "",
         )
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = wide_console()
     console.print(table, highlight=False)
