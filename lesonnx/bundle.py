@@ -47,10 +47,10 @@ class Bundle:
         path = self.directory / "manifest.json"
         if not self.directory.is_dir():
             raise BundleError(f"{self.directory}: no such bundle directory")
+        if not path.exists():
+            raise BundleError(f"{self.directory}: not a bundle, it holds no manifest.json")
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise BundleError(f"{self.directory}: not a bundle, it holds no manifest.json") from None
+            text = self.file(path.name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{path}: not readable: {error}") from None
         self.manifest: Manifest = parse_manifest(text, str(path))
@@ -81,7 +81,11 @@ class Bundle:
     def file(self, relative: str) -> Path:
         """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""
         path = self.directory / relative
-        if not path.resolve().is_relative_to(self.directory.resolve()):
+        try:
+            inside = path.resolve().is_relative_to(self.directory.resolve())
+        except (OSError, RuntimeError):
+            raise BundleError(f"{path}: a link that leads nowhere") from None
+        if not inside:
             raise BundleError(f"{path}: leads out of the bundle")
         if not path.is_file():
             raise BundleError(f"{path}: missing from the bundle")

@@ -7,6 +7,7 @@ attributes that begin with an underscore, and with bounds on iterations, calls, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.filters import do_indent
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,7 +25,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lesonnx.errors import BundleError, InputError
 
 MAX_STEPS = 1_000_000  # iterations of all loops and calls of one rendering together
+MAX_INTEGER_BITS = 4096  # of any number that an operator makes
+# Filters that make a text as long as a number says, or take forever on a long one; no chat template needs them.
+UNBOUNDED_FILTERS = ("center", "format", "pprint", "slice", "batch", "urlize", "wordwrap")
+MAX_INDENT = 16
 MAX_TEXT_CHARS = 20_000_000  # of the prompt, and of any string that an operator makes
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
 _TOKEN_SUFFIX = "_token"
 _COUNTER = "_lesonnx_steps"
 
@@ -140,11 +147,14 @@ class _Generation(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     """The environment that transformers compiles chat templates in (``utils/chat_template_utils.py``), with bounds."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
+        self.filters["indent"] = _indent
+        for name in UNBOUNDED_FILTERS:
+            del self.filters[name]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
 
@@ -153,6 +163,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Call(nodes.Name(_COUNTER, "load"), [loop.iter], [], None, None, lineno=loop.lineno)
+        # `a ~ b` joins without asking: as a sum of texts it is bounded like any other.
+        _bound_concat(tree)
         tree.set_environment(self)
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
@@ -165,9 +177,46 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (isinstance(right, int | float) and abs(right) <= 64):
             raise SecurityError("the template raises to a power beyond 64")
+        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            raise SecurityError("the template formats to a width of more than 999")
+        if (
+            operator in "+*"
+            and isinstance(left, int)
+            and isinstance(right, int)
+            and _bits(left, right) > MAX_INTEGER_BITS
+        ):
+            raise SecurityError(f"the template makes a number of more than {MAX_INTEGER_BITS} bits")
         if operator in "+*" and _length(left, right, operator) > MAX_TEXT_CHARS:
             raise SecurityError(f"the template makes a value of more than {MAX_TEXT_CHARS} characters or items")
         return super().call_binop(context, operator, left, right)
+
+
+def _bits(left: int, right: int) -> int:
+    """The most bits that a sum or product of two whole numbers has."""
+    return left.bit_length() + right.bit_length()
+
+
+def _bound_concat(node: nodes.Node) -> None:
+    """Replace every ``a ~ b ~ c`` below a node by sums of texts."""
+    for field_name, value in node.iter_fields():
+        if isinstance(value, list):
+            for place, item in enumerate(value):
+                if isinstance(item, nodes.Node):
+                    _bound_concat(item)
+                    value[place] = _as_sum(item)
+        elif isinstance(value, nodes.Node):
+            _bound_concat(value)
+            setattr(node, field_name, _as_sum(value))
+
+
+def _as_sum(node: nodes.Node) -> nodes.Node:
+    if not isinstance(node, nodes.Concat):
+        return node
+    texts = [nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno) for part in node.nodes]
+    total: nodes.Expr = texts[0]
+    for text in texts[1:]:
+        total = nodes.Add(total, text, lineno=node.lineno)
+    return total
 
 
 def _length(left: Any, right: Any, operator: str) -> int:
@@ -189,7 +238,16 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """transformers' ``tojson``: unlike Jinja's own it escapes no HTML."""
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        raise SecurityError(f"the template indents by {indent}, more than {MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Jinja's ``indent``, up to a width that a prompt can have use for."""
+    if not isinstance(width, int) or width > MAX_INDENT:
+        raise SecurityError(f"the template indents by {width!r}, more than {MAX_INDENT}")
+    return do_indent(text, width, first, blank)
 
 
 def _raise_exception(message: object) -> NoReturn:

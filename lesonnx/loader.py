@@ -98,13 +98,25 @@ class ExpertLoader:
     def begin_step(self, num_rows: int, num_drafts: int = 0) -> None:
         """A step of that many rows begins, the last ``num_drafts`` of which may be rejected."""
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             self._carry_out(self.scheduler.begin_step(num_rows, num_drafts))
 
     def run_layer(self, place: int, work: LayerWork, lookahead: Lookahead | None) -> None:
         """Load and compute what MoE layer number ``place`` requires; LoadError where an expert cannot be read.
 
-        The next layer is predicted twice: before any expert has run, so that reading starts early, and again when those
-        in memory have, which sees better. A thread of its own does that, while this one computes.
+        A layer that is broken off (Ctrl-C, an error) leaves experts half loaded: nothing runs after it.
+        """
+        try:
+            self._run_layer(place, work, lookahead)
+        except BaseException:
+            with self._lock:
+                self._failure = self._failure or LesonnxError("a step was broken off; load the bundle again")
+            raise
+
+    def _run_layer(self, place: int, work: LayerWork, lookahead: Lookahead | None) -> None:
+        """Carry a layer out. The next one is predicted twice: before any expert has run, so that reading starts early,
+        and again when those in memory have, which sees better. A thread of its own does that, while this one computes.
         """
         telemetry = self._telemetry
         began = time.perf_counter()

@@ -34,8 +34,10 @@ def check_path(path: str) -> str:
 
 
 BundlePath = Annotated[str, AfterValidator(check_path)]
-Count = Annotated[int, Field(ge=1)]
-Offset = Annotated[int, Field(ge=0)]
+# No count of a model or a file is larger; what is, would only exhaust the memory of whoever believes it.
+Count = Annotated[int, Field(ge=1, le=1 << 48)]
+Size = Annotated[int, Field(ge=1, le=1 << 31)]
+Offset = Annotated[int, Field(ge=0, le=1 << 48)]
 
 
 class Strict(BaseModel):
@@ -189,18 +191,31 @@ class State(Strict):
     dtype: Dtype
     shape: list[int | str]
 
+    @model_validator(mode="after")
+    def _attention_shape(self) -> State:
+        if self.kind.startswith("attention_"):
+            sizes = [size for size in self.shape if isinstance(size, int)]
+            if (
+                len(self.shape) != 4
+                or self.shape[2] != "S"
+                or len(sizes) != 3
+                or not all(0 < n < 1 << 20 for n in sizes)
+            ):
+                raise ValueError(f"shape {self.shape} of state {self.name!r} is not [1, heads, 'S', size]")
+        return self
+
 
 class ModelFacts(Strict):
     """What a host must know of the model; names as Hugging Face spells them."""
 
     model_type: str
-    hidden_size: Count
-    num_hidden_layers: Count
-    vocab_size: Count
-    num_experts: Count
-    num_experts_per_tok: Count
-    moe_intermediate_size: Count
-    max_position_embeddings: Count
+    hidden_size: Size
+    num_hidden_layers: Size
+    vocab_size: Size
+    num_experts: Size
+    num_experts_per_tok: Size
+    moe_intermediate_size: Size
+    max_position_embeddings: Size
     num_parameters: Count
     num_active_parameters: Count
     eos_token_ids: list[Offset] = []
@@ -231,14 +246,14 @@ class Manifest(Strict):
 
     format_version: Literal[1] = 1
     producer: str
-    onnxruntime_at_least: str
+    onnxruntime_at_least: Annotated[str, Field(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")]
     model: ModelFacts
     quantization: Quantization
     prefill_chunk_tokens: Count = 512
     parts: list[Part]
     states: list[State]
     expert_kinds: list[ExpertKind]
-    expert_layers: list[ExpertLayer]
+    expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
     skipped_tensors: dict[str, str] = {}
 
@@ -248,11 +263,15 @@ class Manifest(Strict):
         if len(set(names)) != len(names):
             raise ValueError("two parts have one name")
         for role in ("embed", "head"):
-            if sum(part.role == role for part in self.parts) != 1:
-                raise ValueError(f"a bundle has exactly one {role} part")
+            if [part.name for part in self.parts if part.role == role] != [role]:
+                raise ValueError(f"a bundle has exactly one {role} part, of that name")
         for state in self.states:
             if state.part not in names:
                 raise ValueError(f"state {state.name!r} names part {state.part!r}, which is not there")
+        ahead = {part.layer_idx for part in self.parts if part.role == "lookahead"}
+        for layer in self.expert_layers[1:]:
+            if layer.layer_idx not in ahead:
+                raise ValueError(f"layer {layer.layer_idx} has no lookahead part")
         segments = [part.layer_idx for part in self.parts if part.role == "segment"]
         if segments != [layer.layer_idx for layer in self.expert_layers]:
             raise ValueError("every MoE layer needs its segment, in the order of the layers")

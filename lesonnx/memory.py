@@ -25,7 +25,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise InputError(f"{text!r} is not a size; write bytes or a unit, such as 3GB, 500MiB or 4096")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    num_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if num_bytes >= 1 << 62:
+        raise InputError(f"{text[:40]!r} is more than any memory holds")
+    return int(num_bytes)
 
 
 def format_bytes(num_bytes: float) -> str:

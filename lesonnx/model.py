@@ -28,6 +28,8 @@ from lesonnx.tokenizer import Tokenizer
 
 # Reads under way at once.
 DEFAULT_LOADERS = 4
+MAX_THREADS = 256
+MAX_LOADERS = 64
 
 
 # Schedule -> what it sets, and how many threads read.
@@ -137,6 +139,10 @@ def scheduler_config(options: LoadOptions) -> tuple[SchedulerConfig, int]:
     config, num_loaders = SCHEDULES[options.schedule]
     if options.policy is not None and options.policy not in POLICIES:
         raise InputError(f"policy {options.policy!r} is not one of {', '.join(POLICIES)}")
+    if options.lookahead and not config.retain:
+        raise InputError(f"schedule {options.schedule} keeps nothing, so there is nothing to look ahead for")
+    if options.num_loaders is not None and not 1 <= options.num_loaders <= MAX_LOADERS:
+        raise InputError(f"num_loaders is {options.num_loaders}, expected 1 to {MAX_LOADERS}")
     num_loaders = options.num_loaders or num_loaders
     chosen = {"policy": options.policy, "compute_first": options.compute_first, "lookahead": options.lookahead}
     changes: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
@@ -164,8 +170,8 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             raise InputError(f"{name} is {value!r}, expected a whole number")
     if options.prefill_chunk_tokens is not None and options.prefill_chunk_tokens < 1:
         raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
-    if options.num_threads is not None and options.num_threads < 1:
-        raise InputError(f"threads is {options.num_threads}, expected at least 1")
+    if options.num_threads is not None and not 1 <= options.num_threads <= MAX_THREADS:
+        raise InputError(f"num_threads is {options.num_threads}, expected 1 to {MAX_THREADS}")
     ort.check_version(bundle.manifest.onnxruntime_at_least)
     memory.return_freed_memory()
     files = bundle.manifest.tokenizer

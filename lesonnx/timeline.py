@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lesonnx.errors import InputError
+from lesonnx.files import write_whole
 
 # Lanes in the order in which Perfetto shows them; each loader has one more, after these.
 DENSE, EXPERTS, LOOKAHEAD, WAITING = "dense parts", "experts", "lookahead", "waiting for flash"
@@ -61,9 +61,4 @@ class Timeline:
                 {"ph": "M", "pid": 1, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}}
             )
         events += [{**event, "pid": 1, "tid": numbers.get(str(event["tid"]), 0)} for event in self._events]
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            partial.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            raise InputError(f"{path}: the trace cannot be written: {error.strerror or error}") from None
+        write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), "trace")

@@ -39,7 +39,9 @@ class Tokenizer:
             raise BundleError(f"{path}: cannot be read: {one_line(error)}") from None
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
-        except Exception as error:  # noqa: BLE001  (the library raises plain Exception)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  (the library raises plain Exception, and its panics are none)
             raise BundleError(f"{path}: not a tokenizer.json: {one_line(error)}") from None
 
     @property

@@ -176,7 +176,7 @@ def test_manifest_that_is_none(tmp_path: Path, content: bytes) -> None:
 
 def test_manifest_that_is_a_directory(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(BundleError, match=r"manifest.json: not readable"):
+    with pytest.raises(BundleError, match=r"manifest.json: missing from the bundle"):
         Bundle(tmp_path)
 
 

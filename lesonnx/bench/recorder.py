@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx.bundle import Bundle
-from lesonnx.errors import InputError
+from lesonnx.files import write_whole
 
 COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 
@@ -69,9 +69,4 @@ class RoutingRecorder:
                 lines.append(
                     f"0,{phase},{step},{layers[place].layer_idx},{slot},{expert},{weight:.6g},{resident},{costs[place]}"
                 )
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            raise InputError(f"{path}: the routing cannot be written: {error.strerror or error}") from None
+        write_whole(path, "\n".join(lines) + "\n", "routing")

@@ -17,6 +17,9 @@ from pathlib import Path
 from lesonnx.errors import InputError
 from lesonnx.manifest import page_ceil
 
+# Far above any layer, expert, step or byte count: larger numbers are no trace.
+MAX_NUMBER = 1 << 40
+MAX_EXPERTS = 1 << 14
 NEEDED = ("phase", "step", "layer", "slot", "expert")
 Row = list[int]
 
@@ -85,9 +88,11 @@ def _facts(path: Path, lines: list[str]) -> tuple[str, int, dict[int, int]]:
         try:
             if "layer" in facts:
                 bytes_of[int(facts["layer"])] = size = int(facts["expert_bytes"])
-                if size <= 0:
+                if not 0 < size <= MAX_NUMBER:
                     raise ValueError
             num_experts = int(facts.get("n_expert", num_experts))
+            if not 0 <= num_experts <= MAX_EXPERTS:
+                raise ValueError
         except (KeyError, ValueError):
             raise InputError(f"{path}, line {number}: expected `# layer=N expert_bytes=M`, got {line[:80]!r}") from None
         model = facts.get("model", model)
@@ -107,9 +112,9 @@ def _records(path: Path, lines: list[str]) -> Iterator[tuple[int, dict[str, int]
     for (number, _), fields in zip(body[1:], csv.reader(line for _, line in body[1:]), strict=True):
         try:
             record = {name: int(fields[place]) for name, place in columns}
-            if min(record.values()) < 0:
+            if min(record.values()) < 0 or max(record.values()) > MAX_NUMBER or record["expert"] >= MAX_EXPERTS:
                 raise ValueError
-        except (IndexError, ValueError):
+        except (IndexError, ValueError, csv.Error):
             raise InputError(f"{path}, line {number}: expected whole numbers for {', '.join(NEEDED)}") from None
         yield number, record
 

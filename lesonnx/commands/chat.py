@@ -88,7 +88,7 @@ def stop_on_interrupt() -> Iterator[list[int]]:
 def _ask() -> str | None:
     """One line of the user's; None at the end of input."""
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        return None if sys.stdin is None else input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):
         print()
         return None

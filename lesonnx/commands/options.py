@@ -82,7 +82,7 @@ load_options = apply(
         click.option(
             "--prefill-chunk", type=click.IntRange(1), help="Prompt tokens a pass.  [default: the bundle's, 512]"
         ),
-        click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: all cores]"),
+        click.option("--threads", type=click.IntRange(1, 256), help="Threads that compute.  [default: all cores]"),
     ]
 )
 

@@ -89,7 +89,11 @@ def _prompt(prompt: str | None, prompt_file: Path | None, prompt_ids: str | None
             return prompt_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{prompt_file}: not readable as text: {error}") from None
-    return sys.stdin.read() if prompt == "-" else str(prompt)
+    if prompt == "-":
+        if sys.stdin is None:
+            raise InputError("--prompt - reads standard input, which is closed")
+        return sys.stdin.read()
+    return str(prompt)
 
 
 def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any]:
