@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-python lint clean
+.PHONY: setup demo test test-python lint clean
 
 $(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch] lesonnx/native/include/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -13,6 +13,8 @@ $(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch] lesonnx/nativ
 	@# Without a library the next call tries again: a compiler may be there by then.
 	@if ls lesonnx/native/liblesonnx.* >/dev/null 2>&1; then touch $@; \
 	else echo "note: the expert kernel is not built (no C compiler?): plain ONNX Runtime sessions compute instead"; fi
+
+setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/lesonnx demo
