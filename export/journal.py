@@ -67,10 +67,6 @@ class Journal:
     def entries(self, what: str) -> list[dict[str, Any]]:
         return [entry for entry in self._entries if entry["what"] == what]
 
-    @property
-    def written_bytes(self) -> int:
-        return sum(int(entry["bytes"]) for entry in self._entries)
-
     def remove(self) -> None:
         """The export is whole: the journal goes."""
         self._file.close()

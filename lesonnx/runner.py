@@ -141,6 +141,9 @@ class Runner:
             for part in (self._segments[1:] if loader.uses_lookahead else [])
         ]
         self._head = bundle.manifest.part("head")
+        # Facts of the bundle that every step asks for.
+        self._head_carries_states = any(state.part == self._head.name for state in bundle.manifest.states)
+        self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
         self._buffers: dict[int, _StepBuffers] = {}
 
     def close(self) -> None:
@@ -290,8 +293,9 @@ class Runner:
         if place + 1 == len(self._segments):
             return None
         name = self._lookaheads[place]
-        # What an earlier layer left there must not count as this layer's.
-        buffers.shared_out.fill(0)
+        if self._has_shared_experts:
+            # What an earlier layer left there must not count as this layer's.
+            buffers.shared_out.fill(0)
 
         def scores(ready: NDArray[np.bool_]) -> NDArray[np.float32]:
             buffers.ready[...] = ready
@@ -302,9 +306,8 @@ class Runner:
 
     def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
         """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
-        carries_states = any(state.part == self._head.name for state in self.bundle.manifest.states)
         vocab_size = self.bundle.manifest.model.vocab_size
-        if not logit_rows and not carries_states:
+        if not logit_rows and not self._head_carries_states:
             return np.empty((0, vocab_size), np.float32)
         rows = logit_rows or [0]
         if len(rows) != 1:
