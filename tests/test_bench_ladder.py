@@ -18,6 +18,7 @@ from lesonnx.bench.flash import FlashSpeed
 from lesonnx.bench.ladder import AGAIN, BY_NAME, check_equal, hits_spec, run_ladder, run_process
 from lesonnx.bench.lookahead import PREVIOUS, measure_lookahead
 from lesonnx.bench.prefill import measure_prefill
+from lesonnx.bench.recorder import NEAR_MISSES, near_misses
 from lesonnx.bench.routing import TraceRouting, predictions
 from lesonnx.bench.row import RowSpec, decode_all, run_row
 from lesonnx.bench.tensor_major import tensor_ranges, write_copy
@@ -317,10 +318,26 @@ def test_a_recorded_run_is_a_trace(lesonnx: Lesonnx, sample_bundle: Path, tmp_pa
     assert trace.num_experts_per_tok == [layer.num_experts_per_tok for layer in layers]
     # Three tokens of prompt in one step, then one each for all but the last that was generated.
     assert [(step.is_decode, len(step.layers[0])) for step in trace.steps] == [(False, 3), *[(True, 1)] * 3]
+    assert trace.has_near_misses
+    for step in trace.steps:
+        for rows, near_rows in zip(step.layers, step.near, strict=True):
+            for row, near in zip(rows, near_rows, strict=True):
+                assert len(near) == NEAR_MISSES
+                assert not set(row) & set(near)
+                # The best of those not chosen, none better than the weakest that was.
+                assert list(near.values()) == sorted(near.values(), reverse=True)
+                assert 0 < max(near.values()) <= 1
     assert json.loads(done.out)["tokens"]
     done = lesonnx("run", sample_bundle, "--prompt-ids", "5", "--max-tokens", "1", "--record-routing", tmp_path / "a/b")
     assert done.code == 2
     assert "no such directory to write into" in done.err
+
+
+def test_near_misses_are_the_best_not_chosen() -> None:
+    scores = np.array([[0.1, 0.3, 0.2, 0.2, 0.05, 0.15], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], np.float32)
+    assert near_misses(np.array([[1], [0]]), scores).tolist() == [[2, 3, 5, 0], [1, 2, 3, 4]]
+    # Fewer experts than there would be near misses.
+    assert near_misses(np.array([[1, 2, 3, 0], [1, 2, 3, 0]]), scores).tolist() == [[5, 4], [4, 5]]
 
 
 def test_specs_pass_as_json(sample_bundle: Path) -> None:
