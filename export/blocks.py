@@ -18,7 +18,7 @@ from lesonnx_export.graph import MICROSOFT, Graph, StoredTensor
 from lesonnx_export.quantize import fitting_block_size, quantize
 
 DenseBits = Literal[4, 8, 32]
-KvBits = Literal[16, 32]
+FloatKvBits = Literal[16, 32]
 # The largest piece of an embedding or head that is held at once, in elements.
 CHUNK_ELEMENTS = 1 << 24
 # The inputs of every part that attends; hosts fill them by these names.
@@ -33,7 +33,7 @@ class Precision:
 
     dense_bits: DenseBits
     block_size: int
-    kv_bits: KvBits = 32
+    kv_bits: FloatKvBits = 32
 
 
 @dataclass

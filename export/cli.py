@@ -11,7 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from lesonnx.memory import format_bytes
-from lesonnx_export.exporter import ExportOptions, ExportPlan, ExportReport, export_bundle
+from lesonnx_export.exporter import ExportReport, export_bundle
+from lesonnx_export.plan import ExportOptions, ExportPlan
 
 
 @click.command()
@@ -32,10 +33,10 @@ from lesonnx_export.exporter import ExportOptions, ExportPlan, ExportReport, exp
 )
 @click.option(
     "--kv-bits",
-    type=click.Choice(["32", "16"]),
+    type=click.Choice(["32", "16", "8"]),
     default="32",
     show_default=True,
-    help="Bits of attention caches; 16 halves them and needs ONNX Runtime 1.29.",
+    help="Bits of attention caches; 16 and 8 need ONNX Runtime 1.29, 8 runs the model once on a text.",
 )
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."

@@ -9,68 +9,39 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from lesonnx import __version__
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
-from lesonnx.manifest import (
-    Bits,
-    ExpertKind,
-    ExpertLayer,
-    Manifest,
-    ModelFacts,
-    Part,
-    Quantization,
-    State,
-    TokenizerFiles,
-)
-from lesonnx_export.architectures import make_decoder
-from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.blocks import DenseBits, KvBits, Precision
-from lesonnx_export.checkpoint import Checkpoint, Weights, read_json
-from lesonnx_export.config import Config
-from lesonnx_export.expert import PACK_NAME, make_kind
+from lesonnx.manifest import Manifest, Part, State
+from lesonnx_export.calibrate import cache_spans
+from lesonnx_export.checkpoint import Checkpoint, Weights
+from lesonnx_export.contract import WrittenPart, make_manifest, model_facts
+from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import NAME as JOURNAL_NAME
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models, write_packs
+from lesonnx_export.kv_cache import quantize_caches, scales_of
+from lesonnx_export.pack import layer_directory, write_models, write_packs
+from lesonnx_export.partial import held
+from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
 
-ONNXRUNTIME_AT_LEAST = "1.24"
-# Its GroupQueryAttention takes float32 queries over a float16 cache; 1.24 does not.
-ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES = "1.29"
+# What an export is asked with and answers with, beside its own names.
+__all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bundle", "make_manifest", "make_plan"]
+
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
 Progress = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What the user chose. ``num_workers`` processes quantize experts; it does not change a byte of the result."""
-
-    bits: Bits = 4
-    dense_bits: DenseBits | None = None
-    block_size: int = 128
-    kv_bits: KvBits = 32
-    prefill_chunk_tokens: int = 512
-    num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
-
-    @property
-    def resolved_dense_bits(self) -> DenseBits:
-        return self.dense_bits or (32 if self.bits == 32 else 4)
-
-    @property
-    def precision(self) -> Precision:
-        return Precision(self.resolved_dense_bits, self.block_size, self.kv_bits)
 
 
 @dataclass
@@ -84,124 +55,6 @@ class ExportReport:
     total_bytes: int
     checkpoint_bytes: int
     notes: list[str]
-
-
-@dataclass
-class ExportPlan:
-    """A whole export, known before any work: what will be written, from which tensors, and how large it is."""
-
-    checkpoint: Checkpoint
-    architecture: Decoder
-    part_names: list[str]
-    layers: list[LayerPlan]
-    kinds: list[ExpertKind]
-    dense_bytes: int
-    part_ends: list[int]
-    skipped: dict[str, str]
-    notes: list[str]
-    num_parameters: int
-    num_active_parameters: int
-
-    @property
-    def expert_bytes(self) -> int:
-        return sum(layer.pack_bytes for layer in self.layers)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.dense_bytes + self.expert_bytes
-
-
-def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
-    """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
-    config = Config(checkpoint.config)
-    try:
-        return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
-    except CheckpointError as error:
-        if not config.defaulted:
-            raise
-        left_out = ", ".join(sorted(config.defaulted))
-        raise CheckpointError(f"{error} (config.json leaves out {left_out}: transformers' defaults hold)") from None
-
-
-def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, weights: Weights) -> ExportPlan:
-    architecture = make_decoder(config)
-    if not architecture.moe_layers:
-        raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
-    store = DenseStore(None)
-    builder = PartBuilder(architecture, weights, store, options.precision)
-    part_ends = []
-    for _ in builder.build_all():
-        part_ends.append(store.end_bytes)
-    dense_used = set(weights.used)
-    kinds, layers = plan_experts(architecture, options)
-    for layer in layers:
-        for expert_idx in layer.places:
-            read_expert(architecture, weights, layer.layer_idx, expert_idx)
-    skipped = _skipped(architecture, weights)
-    expert_parameters = architecture.expert_shape().num_parameters
-    shared_shape = architecture.shared_expert_shape()
-    pinned = sum(_size(checkpoint, name) for name in dense_used)
-    pinned += len(layers) * (shared_shape.num_parameters if shared_shape else 0)
-    notes = []
-    if unread := config.unread():
-        notes.append(f"config.json: keys without effect on the export: {', '.join(unread)}")
-    if "lm_head.weight" not in checkpoint and config.raw("tie_word_embeddings", None) is False:
-        notes.append("tie_word_embeddings is false but there is no lm_head.weight: the embedding serves as the head")
-    used_blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
-    if used_blocks and used_blocks != [options.block_size]:
-        shown = ", ".join(map(str, used_blocks))
-        notes.append(f"block size {options.block_size} does not divide every expert matrix: used {shown}")
-    return ExportPlan(
-        checkpoint=checkpoint,
-        architecture=architecture,
-        part_names=builder.names,
-        layers=layers,
-        kinds=kinds,
-        dense_bytes=store.end_bytes,
-        part_ends=part_ends,
-        skipped=skipped,
-        notes=notes,
-        num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,
-        num_active_parameters=pinned + len(layers) * architecture.num_experts_per_tok * expert_parameters,
-    )
-
-
-def _size(checkpoint: Checkpoint, name: str) -> int:
-    count = 1
-    for length in checkpoint.info(name).shape:
-        count *= length
-    return count
-
-
-def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
-    """The kinds of experts and which layer has which."""
-    # Routed and shared experts never share a kind: their stages write outputs of different shapes.
-    shared_shape = architecture.shared_expert_shape()
-    shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
-    kinds = [
-        make_kind(f"stage_{place}", shape, options.bits, options.block_size, f"experts/stage_{place}.onnx")
-        for place, shape in enumerate(shapes)
-    ]
-    shared_kind = kinds[1] if shared_shape is not None else None
-    layers = [
-        LayerPlan(layer_idx, architecture.num_experts, kinds[0], shared_kind) for layer_idx in architecture.moe_layers
-    ]
-    return kinds, layers
-
-
-def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:
-    """Tensors that are left out, with the reason; CheckpointError names any that nobody accounts for."""
-    skipped = {}
-    for name in sorted(set(weights.checkpoint.tensors) - weights.used):
-        reason = next((why for pattern, why in architecture.skipped.items() if re.fullmatch(pattern, name)), None)
-        if reason is None:
-            info = weights.checkpoint.info(name)
-            raise CheckpointError(
-                f"{info.file.name}: tensor {info.key!r} {list(info.shape)} is not part of a"
-                f" {architecture.model_type} model; refusing to leave it out silently"
-            )
-        skipped[weights.checkpoint.info(name).key] = reason
-    return skipped
 
 
 def export_bundle(
@@ -228,19 +81,20 @@ def export_bundle(
         plan = make_plan(Checkpoint(checkpoint_directory), options)
         fingerprint = _fingerprint(plan, options)
         _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
-        journal = _open_journal(partial, fingerprint, resume)
-        try:
-            announce(plan)
-            report = _export(plan, options, partial, journal, progress)
-            _check_target(bundle)
-            journal.remove()
-            partial.replace(bundle)
-        except CheckpointError:
-            # Another try would meet the same tensor: nothing is left that looks as if it could be gone on with.
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        finally:
-            journal.close()
+        with held(partial, resume):
+            journal = (Journal.reopen if resume else Journal.create)(partial, fingerprint)
+            try:
+                announce(plan)
+                report = _export(plan, options, partial, journal, progress)
+                _check_target(bundle)
+                journal.remove()
+                partial.replace(bundle)
+            except CheckpointError:
+                # Another try would meet the same tensor: nothing is left that looks as if it could be gone on with.
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            finally:
+                journal.close()
     report.bundle = bundle
     return report
 
@@ -256,14 +110,19 @@ def _export(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> ExportReport:
     # First, since a broken tokenizer or token id should not show after hours of quantizing.
-    _facts(plan)
+    model_facts(plan)
     shutil.rmtree(partial / "tokenizer", ignore_errors=True)
     progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
     _write_experts(plan, options, partial, journal, progress)
     write_stages(plan, partial)
-    return finish(plan, partial, progress, make_manifest(plan, options, dense, tokenizer), warnings)
+    manifest = make_manifest(plan, options, dense, tokenizer)
+    if options.kv_bits == 8:
+        manifest = quantize_kv(partial, journal, progress, manifest)
+        if tokenizer is None:
+            warnings.append("without a tokenizer, the scales of the attention caches are those of random tokens")
+    return finish(plan, partial, progress, manifest, warnings)
 
 
 def finish(
@@ -282,51 +141,6 @@ def finish(
         checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
         notes=[*plan.notes, *warnings],
     )
-
-
-def make_manifest(
-    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
-) -> Manifest:
-    """What was planned and written, as the bundle's contract."""
-    kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
-    return Manifest(
-        producer=f"lesonnx {__version__}",
-        onnxruntime_at_least=(
-            ONNXRUNTIME_AT_LEAST if options.kv_bits == 32 else ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES
-        ),
-        model=_facts(plan),
-        quantization=Quantization(
-            expert_bits=options.bits,
-            dense_bits=options.resolved_dense_bits,
-            kv_bits=options.kv_bits,
-            block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
-        ),
-        prefill_chunk_tokens=options.prefill_chunk_tokens,
-        parts=[built.part for built in dense],
-        states=[state for built in dense for state in built.states],
-        expert_kinds=plan.kinds,
-        expert_layers=[
-            ExpertLayer(
-                layer_idx=layer.layer_idx,
-                pack=f"{layer_directory(Path(), layer.layer_idx).as_posix()}/{PACK_NAME}",
-                num_experts=layer.num_experts,
-                num_experts_per_tok=plan.architecture.num_experts_per_tok,
-                kind=kind_of[id(layer.kind)],
-                shared_kind=None if layer.shared_kind is None else kind_of[id(layer.shared_kind)],
-            )
-            for layer in plan.layers
-        ],
-        tokenizer=tokenizer,
-        skipped_tensors=plan.skipped,
-    )
-
-
-@dataclass(frozen=True)
-class WrittenPart:
-    """A part that is on disk, and its states."""
-
-    part: Part
-    states: list[State]
 
 
 def write_parts(
@@ -414,36 +228,26 @@ def _write_experts(
             journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx)
 
 
+def quantize_kv(partial: Path, journal: Journal, progress: Progress, manifest: Manifest) -> Manifest:
+    """Turn the caches of what is written to 8 bits: run it once on the calibration text, then rewrite its parts.
+
+    What the run found is in the journal before the first part changes, so a broken export goes on from there.
+    """
+    if not journal.entries("caches"):
+        # The runner opens what is there as a bundle.
+        (partial / "manifest.json").write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        progress("calibrating caches", 0)
+        journal.add("caches", 0, spans={name: span.tolist() for name, span in cache_spans(partial).items()})
+    spans = {name: np.array(span, np.float32) for name, span in journal.entries("caches")[0]["spans"].items()}
+    return quantize_caches(partial, manifest, scales_of(spans))
+
+
 def write_stages(plan: ExportPlan, partial: Path) -> None:
     """One model a kind: the kernel engine's, which takes weights as an input."""
     routed = {id(layer.kind) for layer in plan.layers}
     for kind in plan.kinds:
         slots = plan.architecture.num_experts_per_tok if id(kind) in routed else 1
         (partial / str(kind.stage)).write_bytes(stage_model(kind, slots).SerializeToString())
-
-
-def _facts(plan: ExportPlan) -> ModelFacts:
-    architecture, config = plan.architecture, plan.architecture.config
-    generation_path = plan.checkpoint.directory / "generation_config.json"
-    generation = Config(read_json(generation_path)) if generation_path.exists() else config
-    eos = generation.token_ids("eos_token_id") or config.token_ids("eos_token_id")
-    bos = generation.token_ids("bos_token_id") or config.token_ids("bos_token_id")
-    pad = generation.token_ids("pad_token_id") or config.token_ids("pad_token_id")
-    return ModelFacts(
-        model_type=architecture.model_type,
-        hidden_size=architecture.hidden_size,
-        num_hidden_layers=architecture.num_hidden_layers,
-        vocab_size=architecture.vocab_size,
-        num_experts=architecture.num_experts,
-        num_experts_per_tok=architecture.num_experts_per_tok,
-        moe_intermediate_size=architecture.moe_intermediate_size,
-        max_position_embeddings=architecture.max_position_embeddings,
-        num_parameters=plan.num_parameters,
-        num_active_parameters=plan.num_active_parameters,
-        eos_token_ids=eos,
-        bos_token_id=bos[0] if bos else None,
-        pad_token_id=pad[0] if pad else None,
-    )
 
 
 def write_checksums(root: Path) -> int:
@@ -471,22 +275,9 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:
         "version": __version__,
         "config": plan.checkpoint.config,
         "files": files,
-        "bits": [options.bits, *asdict(options.precision).values()],
+        "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-
-
-def _open_journal(partial: Path, fingerprint: str, resume: bool) -> Journal:
-    if resume:
-        if not partial.is_dir():
-            raise InputError(f"{partial}: nothing to resume; export without --resume")
-        return Journal.reopen(partial, fingerprint)
-    if partial.is_dir() and not partial.is_symlink():
-        shutil.rmtree(partial)
-    else:
-        partial.unlink(missing_ok=True)
-    partial.mkdir()
-    return Journal.create(partial, fingerprint)
 
 
 def _allocated_bytes(directory: Path) -> int:

@@ -30,6 +30,7 @@ TYPES: dict[Dtype, int] = {
     "int32": TensorProto.INT32,
     "bool": TensorProto.BOOL,
     "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
 }
 # Larger constants go to the external data file.
 INLINE_BYTES = 1024

@@ -18,18 +18,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from lesonnx.errors import InputError
 from lesonnx_export.checkpoint import Checkpoint, Float32, TensorInfo, Weights
 from lesonnx_export.cli import print_summary
+from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, expert_bytes
-from lesonnx_export.exporter import (
-    ExportOptions,
-    ExportPlan,
-    finish,
-    make_manifest,
-    make_plan,
-    write_parts,
-    write_stages,
-)
+from lesonnx_export.exporter import finish, quantize_kv, write_parts, write_stages
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models
+from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 
 # Shapes as their published config.json gives them, without what does not bear on size or speed.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -128,6 +122,8 @@ def write_synthetic(
             progress("experts", _write_layer(plan, layer, weights, bundle))
         write_stages(plan, bundle)
         manifest = make_manifest(plan, options, dense, None)
+        if options.kv_bits == 8:
+            manifest = quantize_kv(bundle, journal, progress, manifest)
         manifest = manifest.model_copy(update={"producer": f"{manifest.producer}, synthetic {shape}: random weights"})
         note = "random weights: for measuring speed and memory, not for text"
         report = finish(plan, bundle, progress, manifest, [note])
@@ -156,7 +152,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Expert bits.")
 @click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), default="4", show_default=True, help="Dense bits.")
-@click.option("--kv-bits", type=click.Choice(["32", "16"]), default="32", show_default=True, help="Cache bits.")
+@click.option("--kv-bits", type=click.Choice(["32", "16", "8"]), default="32", show_default=True, help="Cache bits.")
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
 def synth(

@@ -132,15 +132,19 @@ class LesPolicy:
         table, n = self._tables[layer], self._num_experts[layer]
         latest, block = self._latest[layer], self._block[layer]
         for row in rows[-LEARNED_ROWS:]:
-            used = np.zeros(n, np.int16)
             following = np.array([*row, n, n + 1])
-            used[following[:-2]] = ONE
-            change = used - block
+            change = self._targets(layer, row) - block
             change >>= self._shifts[layer][-len(latest) :]
             change += block
             table[latest] = change
             latest, block = following, table.take(following, 0)
         self._latest[layer], self._block[layer] = latest, block
+
+    def _targets(self, layer: int, row: Sequence[int]) -> npt.NDArray[np.int16]:
+        """What a row moves the averages of the layer's experts towards."""
+        targets = np.zeros(self._num_experts[layer], np.int16)
+        targets[list(row)] = ONE
+        return targets
 
     def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
         block = self._block[layer]

@@ -21,7 +21,7 @@ MATRIX_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 Activation = Literal["swiglu", "geglu", "reglu", "swiglu_clamped"]
 Bits = Literal[2, 4, 8, 32]
-Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8"]
+Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8", "int8"]
 Target = Literal["desktop", "android", "ios"]
 
 
@@ -228,7 +228,7 @@ class Quantization(Strict):
 
     expert_bits: Bits
     dense_bits: Literal[4, 8, 32]
-    kv_bits: Literal[16, 32] = 32
+    kv_bits: Literal[8, 16, 32] = 32
     block_size: Literal[0, 16, 32, 64, 128]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from lesonnx.errors import InputError
@@ -15,6 +16,9 @@ _M_MMAP_THRESHOLD = -3
 LARGE_BUFFER_BYTES = 1 << 17
 AUTO_SHARE = 0.7
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+# By controllers: the limit, and what counts against it.
+_GROUP_FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}
 _UNITS = {"": 1, "B": 1}
 for _place, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_place, f"{_letter}B": 1000**_place, f"{_letter}IB": 1024**_place}
@@ -53,11 +57,30 @@ def auto_budget_bytes() -> int:
     available = _number(Path("/proc/meminfo"), r"^MemAvailable:\s+(\d+) kB$", 1024)
     if available is None:
         raise InputError("this system does not say how much memory is available; give a size instead of auto")
-    limit = _number(_CGROUP / "memory.max", r"^(\d+)$", 1)
-    used = _number(_CGROUP / "memory.current", r"^(\d+)$", 1)
-    if limit is not None and used is not None:
-        available = min(available, limit - used)
-    return int(AUTO_SHARE * (available + current_bytes()))
+    return int(AUTO_SHARE * (max(0, min([available, *_group_rooms()])) + current_bytes()))
+
+
+def _group_rooms() -> Iterator[int]:
+    """What the control groups of this process still allow, from its own up to the outermost that can be seen."""
+    try:
+        lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # Version 2 has one hierarchy, without controllers in its line; version 1 has one for memory.
+        _, controllers, name = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = _CGROUP / controllers
+        limit_file, used_file = _GROUP_FILES[controllers]
+        group = root / name.lstrip("/")
+        for directory in (group, *group.parents):
+            limit = _number(directory / limit_file, r"^(\d+)$", 1)
+            used = _number(directory / used_file, r"^(\d+)$", 1)
+            if limit is not None and used is not None:
+                yield limit - used
+            if directory == root:
+                break
 
 
 def _number(path: Path, pattern: str, unit_bytes: int) -> int | None:

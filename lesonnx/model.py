@@ -19,18 +19,13 @@ from lesonnx.errors import BudgetError, InputError
 from lesonnx.eviction import POLICIES
 from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
 from lesonnx.governor import Governor
+from lesonnx.limits import DEFAULT_LOADERS, MAX_LOADERS, MAX_THREADS
 from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
-
-# Reads under way at once.
-DEFAULT_LOADERS = 4
-MAX_THREADS = 256
-MAX_LOADERS = 64
-
 
 # Schedule -> what it sets, and how many threads read.
 SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {

@@ -45,9 +45,18 @@ class Recorder(Protocol):
     """Is told what the routers say; see ``bench.recorder``."""
 
     def route(
-        self, position: int, place: int, ids: NDArray[np.int64], weights: NDArray[np.float32], resident: list[bool]
+        self,
+        position: int,
+        place: int,
+        ids: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        scores: NDArray[np.float32],
+        resident: list[bool],
     ) -> None:
-        """MoE layer number ``place`` chose ``ids`` [T,k]; ``resident``: which of its experts are in memory."""
+        """MoE layer number ``place`` chose ``ids`` [T,k] by ``scores`` [T,E].
+
+        ``resident``: which of its experts are in memory.
+        """
 
 
 @dataclass(frozen=True)
@@ -285,7 +294,8 @@ class Runner:
             buffers.topk_ids[...] = self.routing.ids(place)
         if self.recorder is not None:
             weights = buffers.streams[place % 2].topk_weights
-            self.recorder.route(self.num_tokens, place, buffers.topk_ids, weights, self.loader.resident(place))
+            resident = self.loader.resident(place)
+            self.recorder.route(self.num_tokens, place, buffers.topk_ids, weights, buffers.router_scores, resident)
         return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
 
     def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:

@@ -69,6 +69,56 @@ def test_hit_rates_can_be_counted_by_hand(cycle: Path) -> None:
     assert belady(trace, 2).read_mib == pytest.approx(2, abs=0.11)
 
 
+def write_near(path: Path, rows: list[str]) -> Path:
+    """A v2 trace of one layer, 1 MiB an expert; rows of step, slot, expert, chosen, score. All decode."""
+    lines = ["# route_trace v2", "# n_expert=8", f"# layer=0 expert_bytes={MIB}"]
+    lines.append("phase,step,layer,slot,expert,chosen,score")
+    for row in rows:
+        step, rest = row.split(",", 1)
+        lines.append(f"1,{step},0,{rest}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_near_misses_are_read_apart(tmp_path: Path) -> None:
+    rows = ["0,0,3,1,0.5", "0,1,1,1,0.4", "0,2,7,0,0.3", "0,3,2,0,0.1", "1,0,2,1,0.0", "1,1,4,1,0.3", "1,2,5,0,0.2"]
+    trace = read_trace(write_near(tmp_path / "near.csv", rows))
+    assert [step.layers for step in trace.steps] == [[[[3, 1]]], [[[2, 4]]]]
+    assert trace.num_experts_per_tok == [2]
+    assert trace.steps[0].near[0][0] == pytest.approx({7: 0.75, 2: 0.25})
+    # Without a positive score to measure it by, a near miss counts nothing.
+    assert trace.steps[1].near == [[{5: 0.0}]]
+
+
+def test_near_misses_teach(tmp_path: Path) -> None:
+    """Six experts in turns, of which one is always nearly chosen: who learns of that keeps it in memory for two."""
+    rows = []
+    for step in range(120):
+        chosen = 7 if step % 6 == 5 else step % 6
+        rows.append(f"{step},0,{chosen},1,0.5")
+        if chosen != 7:
+            rows.append(f"{step},1,7,0,0.5")
+    trace = read_trace(write_near(tmp_path / "near.csv", rows))
+    without, with_them = replay(trace, 2, "les"), replay(trace, 2, "les+near", 1.0)
+    assert with_them.hit_rate > without.hit_rate + 5
+    # Near misses that count nothing change nothing.
+    assert replay(trace, 2, "les+near", 0.0).hit_rate == without.hit_rate
+
+
+def test_near_needs_near_misses(cycle: Path) -> None:
+    result = CliRunner().invoke(cache, ["--trace", str(cycle), "--policy", "les+near"])
+    assert isinstance(result.exception, InputError)
+    assert "holds no near misses" in str(result.exception)
+
+
+def test_row_by_row(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "t.csv", [(0, [[0], [1]]), (0, [[2], [3]]), (1, [[4], [5]])], [MIB, MIB]))
+    apart = trace.row_by_row()
+    assert [step.layers for step in apart.steps] == [[[[0]], [[1]]], [[[2]], [[3]]], [[[4]], [[5]]]]
+    assert all(step.is_decode for step in apart.steps)
+    assert [step.near for step in apart.steps] == [[[{}], [{}]]] * 3
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "les"])
 def test_the_bound_is_a_bound(tmp_path: Path, policy: str) -> None:
     rng = random.Random(7)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,14 +17,17 @@ import pytest
 
 from lesonnx import native
 from lesonnx.bench import ladder as ladder_module
+from lesonnx.bench.busy import busy_cores
 from lesonnx.bench.flash import FlashSpeed
 from lesonnx.bench.ladder import AGAIN, BY_NAME, check_equal, hits_spec, run_ladder, run_process
 from lesonnx.bench.lookahead import PREVIOUS, measure_lookahead
 from lesonnx.bench.prefill import measure_prefill
+from lesonnx.bench.recorder import NEAR_MISSES, near_misses
 from lesonnx.bench.routing import TraceRouting, predictions
 from lesonnx.bench.row import RowSpec, decode_all, run_row
 from lesonnx.bench.tensor_major import tensor_ranges, write_copy
 from lesonnx.bench.trace import read_trace
+from lesonnx.bench.turns import turns_of
 from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError, LesonnxError
 
@@ -110,6 +116,62 @@ def test_the_ladder_as_json_from_its_own_processes(lesonnx: Lesonnx, sample_bund
     assert wanted <= set(row)
     # Two of three tokens' experts are the token's before, moved on by one.
     assert row["hit_rate"] > 0.5
+
+
+@needs_kernel
+def test_beside_busy_cores_in_turns(lesonnx: Lesonnx, sample_bundle: Path, no_processes: None) -> None:
+    arguments = ("bench", "ladder", sample_bundle, "--tokens", "2", "--warmup", "1", "--busy", "1")
+    names = "compute-first,governed,compute-first,governed,compute-first"
+    found = json.loads(lesonnx(*arguments, "--rows", names, "--json").out)
+    assert (found["busy"], found["label"]) == (1, "beside 1 spinning processes")
+    turns = found["turns"]
+    assert (turns["name"], turns["against"], len(turns["ratios"])) == ("governed", "compute-first", 2)
+    speeds = [row["tokens_per_s"] for row in found["rows"]]
+    assert turns["ratios"][1] == pytest.approx(speeds[3] * 2 / (speeds[2] + speeds[4]))
+    assert [row["looks_ahead"] for row in found["rows"][:2]] == [False, True]
+    shown = lesonnx(*arguments, "--rows", names).out
+    assert "beside 1 spinning processes" in shown
+    assert "governed by the compute-first rows around it: median" in shown
+
+
+def test_turns_need_rows_on_both_sides() -> None:
+    def rows(text: str) -> list[dict[str, Any]]:
+        return [{"name": name, "tokens_per_s": number + 1.0} for number, name in enumerate(text)]
+
+    turns = turns_of(rows("abababa"))
+    assert turns is not None
+    assert turns.ratios == [1.0] * 3 == [turns.median] * 3
+    assert all(turns_of(rows(text)) is None for text in ("", "a", "aba", "abcabc", "aaaaa", "abba"))
+
+
+def test_busy_processes_spin_and_end() -> None:
+    with busy_cores(2) as pids:
+        deadline = time.monotonic() + 20
+        # Processor time in ticks, fields 14 and 15 of the line, counted from behind the name in brackets.
+        while not all(spent_ticks(pid) > 2 for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert all(spent_ticks(pid) > 2 for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def spent_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_busy_process_outlives_nobody() -> None:
+    """Whoever measures may be killed: what spins for it ends by itself."""
+    script = (
+        "import os, signal; from lesonnx.bench.busy import busy_cores; busy = busy_cores(1);"
+        " print(*busy.__enter__(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @needs_kernel
@@ -317,10 +379,26 @@ def test_a_recorded_run_is_a_trace(lesonnx: Lesonnx, sample_bundle: Path, tmp_pa
     assert trace.num_experts_per_tok == [layer.num_experts_per_tok for layer in layers]
     # Three tokens of prompt in one step, then one each for all but the last that was generated.
     assert [(step.is_decode, len(step.layers[0])) for step in trace.steps] == [(False, 3), *[(True, 1)] * 3]
+    assert trace.has_near_misses
+    for step in trace.steps:
+        for rows, near_rows in zip(step.layers, step.near, strict=True):
+            for row, near in zip(rows, near_rows, strict=True):
+                assert len(near) == NEAR_MISSES
+                assert not set(row) & set(near)
+                # The best of those not chosen, none better than the weakest that was.
+                assert list(near.values()) == sorted(near.values(), reverse=True)
+                assert 0 < max(near.values()) <= 1
     assert json.loads(done.out)["tokens"]
     done = lesonnx("run", sample_bundle, "--prompt-ids", "5", "--max-tokens", "1", "--record-routing", tmp_path / "a/b")
     assert done.code == 2
     assert "no such directory to write into" in done.err
+
+
+def test_near_misses_are_the_best_not_chosen() -> None:
+    scores = np.array([[0.1, 0.3, 0.2, 0.2, 0.05, 0.15], [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]], np.float32)
+    assert near_misses(np.array([[1], [0]]), scores).tolist() == [[2, 3, 5, 0], [1, 2, 3, 4]]
+    # Fewer experts than there would be near misses.
+    assert near_misses(np.array([[1, 2, 3, 0], [1, 2, 3, 0]]), scores).tolist() == [[5, 4], [4, 5]]
 
 
 def test_specs_pass_as_json(sample_bundle: Path) -> None:

@@ -344,7 +344,9 @@ def test_damage_that_cannot_be_resumed_is_said(
     assert file_bytes(broken_off) == clean
 
 
-@pytest.mark.parametrize("options", [{"bits": 8}, {"dense_bits": 8}, {"block_size": 16}, {"kv_bits": 16}])
+@pytest.mark.parametrize(
+    "options", [{"bits": 8}, {"dense_bits": 8}, {"block_size": 16}, {"kv_bits": 16}, {"kv_bits": 8}]
+)
 def test_other_options_may_not_resume(broken_off: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="was begun with another checkpoint or options"):
         export_bundle(fixture(NAME), broken_off, ExportOptions(**options, num_workers=1), resume=True)

@@ -160,6 +160,27 @@ def test_float16_caches(bundle_of: BundleFactory, engine: str) -> None:
     assert all(logits.tobytes() == got[0].tobytes() for logits in got)
 
 
+@pytest.mark.parametrize("engine", ENGINES_HERE)
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
+def test_int8_caches(bundle_of: BundleFactory, name: str, engine: str) -> None:
+    """A quarter of the bytes; the same bits for every schedule, and after a rewind."""
+    bundle = bundle_of(name, kv_bits=8)
+    reference = read_reference(name)
+    prompt = reference["input_ids"].tolist()
+    got = [
+        logits_of(bundle, prompt, engine=engine, schedule=schedule, prefill_chunk_tokens=24) for schedule in SCHEDULES
+    ]
+    # Random routers choose other experts for a hair's breadth: some rows differ much.
+    assert 0 < np.median(np.abs(got[0] - reference["logits"])) < 0.1
+    assert all(logits.tobytes() == got[0].tobytes() for logits in got)
+    with lesonnx.load(bundle, engine=engine) as model:
+        assert {array.dtype for array in model.runner.states.arrays.values()} <= {np.dtype(np.int8)}
+        first = model.runner.prefill(prompt)
+        model.runner.rewind(len(prompt) // 2)
+        again = model.runner.prefill(prompt[len(prompt) // 2 :])
+        assert np.abs(again - first).max() < 1e-4
+
+
 def test_keys_that_are_left_out_take_the_familys_defaults(bundle_of: BundleFactory, tmp_path: Path) -> None:
     def leave_out(config: Config) -> Config:
         # The fixture's values for these equal transformers' defaults for qwen2_moe.

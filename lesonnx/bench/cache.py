@@ -19,6 +19,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from lesonnx.bench.near_misses import NearMissScheduler
 from lesonnx.bench.trace import RoutingTrace, read_trace
 from lesonnx.errors import InputError
 from lesonnx.eviction import POLICIES
@@ -26,6 +27,8 @@ from lesonnx.schedule import Action, Compute, LayerShape, Load, SchedulerConfig
 from lesonnx.scheduler import Scheduler
 
 BELADY = "belady"
+NEAR = "les+near"
+NEAR_WEIGHT = 0.25
 MIB = 1 << 20
 
 
@@ -44,18 +47,26 @@ class CacheRow:
     schedule_ms: float | None
 
 
-def replay(trace: RoutingTrace, budget_mib: int, policy: str) -> CacheRow:
-    """Play the trace through the scheduler: prefill warms the cache, decode steps count."""
+def replay(trace: RoutingTrace, budget_mib: int, policy: str, near_weight: float = NEAR_WEIGHT) -> CacheRow:
+    """Play the trace through the scheduler: prefill warms the cache, decode steps count.
+
+    ``les+near`` is ``les`` that also learns from near misses, each worth up to ``near_weight`` of a use.
+    """
     layers = [
         LayerShape(trace.num_experts, k, cost)
         for k, cost in zip(trace.num_experts_per_tok, trace.cost_bytes, strict=True)
     ]
-    scheduler = Scheduler(layers, budget_mib * MIB, SchedulerConfig(policy=policy, max_loads=1, lookahead=False))
+    near = policy == NEAR
+    config = SchedulerConfig(policy="les" if near else policy, max_loads=1, lookahead=False)
+    make = NearMissScheduler if near else Scheduler
+    scheduler = make(layers, budget_mib * MIB, config)
     counters = scheduler.counters
     hits = misses = read_bytes = 0
     spent: list[float] = []
     for step in trace.steps:
         before = counters.hits, counters.misses, counters.demand_bytes
+        if isinstance(scheduler, NearMissScheduler):
+            scheduler.expect(step.near, near_weight)
         began = time.perf_counter()
         _play(scheduler, step.layers)
         ended = time.perf_counter()
@@ -132,10 +143,12 @@ def belady(trace: RoutingTrace, budget_mib: int) -> CacheRow:
     return CacheRow(budget_mib, BELADY, round(100 * hits / needed, 2), round(read_bytes / steps / MIB, 1), None)
 
 
-def measure(trace: RoutingTrace, budgets_mib: Sequence[int], policies: Sequence[str]) -> list[CacheRow]:
+def measure(
+    trace: RoutingTrace, budgets_mib: Sequence[int], policies: Sequence[str], near_weight: float = NEAR_WEIGHT
+) -> list[CacheRow]:
     """Every policy at every budget (MiB)."""
     return [
-        belady(trace, budget) if policy == BELADY else replay(trace, budget, policy)
+        belady(trace, budget) if policy == BELADY else replay(trace, budget, policy, near_weight)
         for budget in budgets_mib
         for policy in policies
     ]
@@ -153,9 +166,10 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 def _policies(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
     names = value.split(",")
-    unknown = [name for name in names if name not in (*POLICIES, BELADY)]
+    known = (*POLICIES, NEAR, BELADY)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"unknown policy {unknown[0]!r}: expected some of {', '.join((*POLICIES, BELADY))}")
+        raise click.BadParameter(f"unknown policy {unknown[0]!r}: expected some of {', '.join(known)}")
     return names
 
 
@@ -175,17 +189,37 @@ def _policies(context: click.Context, parameter: click.Parameter, value: str) ->
     default=",".join((*POLICIES, BELADY)),
     show_default=True,
     callback=_policies,
-    help="Eviction policies to compare.",
+    help=f"Eviction policies to compare; {NEAR} learns from the near misses of a recorded trace too.",
 )
+@click.option(
+    "--near-weight",
+    type=click.FloatRange(0, 1),
+    default=NEAR_WEIGHT,
+    show_default=True,
+    help=f"What a near miss is worth to {NEAR} at most, in uses.",
+)
+@click.option("--row-by-row", is_flag=True, help="Count every row as a decode step, the prompt's too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a plot (PNG) too; needs matplotlib.")
-def cache(trace_path: Path, budgets_mib: list[int], policies: list[str], as_json: bool, plot: Path | None) -> None:
+def cache(
+    trace_path: Path,
+    budgets_mib: list[int],
+    policies: list[str],
+    near_weight: float,
+    row_by_row: bool,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
     """Compare eviction policies on a routing trace with Belady's bound.
 
     The prefill warms the cache; decode steps count. No lookahead: a trace holds no predictions.
     """
     trace = read_trace(trace_path)
-    rows = measure(trace, budgets_mib, policies)
+    if NEAR in policies and not trace.has_near_misses:
+        raise InputError(f"{trace_path}: holds no near misses for {NEAR}; record with `lesonnx run --record-routing`")
+    if row_by_row:
+        trace = trace.row_by_row()
+    rows = measure(trace, budgets_mib, policies, near_weight)
     if as_json:
         facts = {"model": trace.model, "token_mib": round(trace.token_bytes / MIB, 1)}
         click.echo(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1))

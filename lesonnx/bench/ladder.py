@@ -13,26 +13,26 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
-from lesonnx.bench.console import wide_console
+from lesonnx.bench.busy import busy_cores
 from lesonnx.bench.flash import measure_flash
+from lesonnx.bench.ladder_result import Ladder, Row
+from lesonnx.bench.ladder_table import print_ladder
 from lesonnx.bench.row import PLAIN, TENSOR_MAJOR, RowSpec
 from lesonnx.bench.tensor_major import room_problem, write_copy
 from lesonnx.bench.trace import read_trace
+from lesonnx.bench.turns import turns_of
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.errors import InputError, LesonnxError
+from lesonnx.limits import DEFAULT_LOADERS, MAX_LOADERS, MAX_THREADS
 from lesonnx.memory import format_bytes
-from lesonnx.model import DEFAULT_LOADERS
 
-Row = dict[str, Any]
 DEFAULT_PROMPT = "The list.append() method"
 # Without --expert-budget: this share of all experts, or one token's demand if that is more.
 BUDGET_SHARE = 4
@@ -51,6 +51,7 @@ class Technique:
     policy: str | None = None
     compute_first: bool | None = None
     lookahead: bool | None = None
+    governor: bool = False
 
 
 TECHNIQUES = (
@@ -63,31 +64,12 @@ TECHNIQUES = (
     Technique("les", "+ les eviction", "auto", "les", policy="les", compute_first=False, lookahead=False),
     Technique("compute-first", "+ compute-first", "auto", "les", compute_first=True, lookahead=False),
     Technique("lookahead", "+ lookahead", "auto", "les", compute_first=True, lookahead=True),
+    Technique("governed", "+ governor", "auto", "les", compute_first=True, lookahead=True, governor=True),
 )
 BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 # Serial on-demand with the loader of the rows above it: what the other kernel rows are measured against.
 SAME_LOADER = "serial-packs"
 AGAIN = "again, for drift: "
-
-
-@dataclass
-class Ladder:
-    """What the command found: one row a technique, and what the machine allows at most.
-
-    ``flash_bytes_per_s``: the least and the most that was measured between the rows.
-    """
-
-    rows: list[Row]
-    notes: list[str]
-    flash_bytes_per_s: tuple[float, float]
-    flash_is_direct: bool
-    compute_ms: float
-    num_loaders: int
-    expert_budget_bytes: int
-    label: str | None = None
-    bundle: str = ""
-    tokens: int = 0
-    warmup_tokens: int = 0
 
 
 @click.command()
@@ -100,9 +82,12 @@ class Ladder:
 @click.option("--recall", type=click.FloatRange(0, 1), default=0.886, show_default=True, help="Of its predictions.")
 @click.option("--rows", "names", help=f"Only these, in this order, parted by commas: {', '.join(BY_NAME)}.")
 @click.option(
-    "--loaders", type=click.IntRange(1, 64), default=DEFAULT_LOADERS, show_default=True, help="Reads at once."
+    "--loaders", type=click.IntRange(1, MAX_LOADERS), default=DEFAULT_LOADERS, show_default=True, help="Reads at once."
 )
-@click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: all cores]")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.  [default: all cores]")
+@click.option(
+    "--busy", type=click.IntRange(0, MAX_THREADS), default=0, show_default=True, help="Processes that spin beside it."
+)
 @click.option(
     "--temp", type=BUNDLE, help="Directory for a tensor-major copy, as large as all experts, gone afterwards."
 )
@@ -119,6 +104,7 @@ def ladder(
     names: str | None,
     loaders: int,
     threads: int | None,
+    busy: int,
     temp: Path | None,
     plot: Path | None,
     as_json: bool,
@@ -154,9 +140,13 @@ def ladder(
     def progress(text: str) -> None:
         console.print(text, style="dim", highlight=False)
 
-    found = run_ladder(opened, base, chosen(names), temp, progress)
-    if routing is not None:
-        found.label = f"routing from {routing.name}, random weights"
+    with busy_cores(busy):
+        found = run_ladder(opened, base, chosen(names), temp, progress)
+    found.busy = busy
+    labels = [] if routing is None else [f"routing from {routing.name}, random weights"]
+    if busy:
+        labels.append(f"beside {busy} spinning processes")
+    found.label = "; ".join(labels) or None
     if as_json:
         print(json.dumps(asdict(found)))
     else:
@@ -267,6 +257,7 @@ def run_ladder(
         warmup_tokens=base.warmup_tokens,
     )
     compare(found)
+    found.turns = turns_of([row for row in rows if not row["technique"].startswith(AGAIN)])
     return found
 
 
@@ -279,6 +270,7 @@ def spec_of(technique: Technique, base: RowSpec, copy: Path | None) -> RowSpec:
         policy=technique.policy,
         compute_first=technique.compute_first,
         lookahead=technique.lookahead,
+        governor=technique.governor,
         copy=None if copy is None or technique.engine != TENSOR_MAJOR else str(copy),
     )
 
@@ -342,52 +334,3 @@ def compare(found: Ladder) -> None:
         )
         for name, reference in (("ratio", kernel), ("ratio_plain", plain), ("ratio_same_loader", same)):
             row[name] = None if reference is None else row["tokens_per_s"] / reference["tokens_per_s"]
-
-
-# -- showing -----------------------------------------------------------------------------------------------------------
-
-
-def roofline_line(found: Ladder) -> str:
-    """What the machine allows, in one line."""
-    least, most = (format_bytes(speed) for speed in found.flash_bytes_per_s)
-    how = "direct reads" if found.flash_is_direct else "buffered reads, dropped"
-    return (
-        f"roofline: the larger of flash, {least}/s to {most}/s ({how} of one expert, {found.num_loaders} at once),"
-        f" and compute, {found.compute_ms:.1f} ms a token"
-    )
-
-
-def print_ladder(found: Ladder) -> None:
-    """The table, its roofline and its notes."""
-    title = f"{found.bundle}, {format_bytes(found.expert_budget_bytes)} of experts, {found.tokens} tokens a row"
-    table = Table(title=title if found.label is None else f"{title}; {found.label}", title_justify="left")
-    columns = ("tokens/s", "ms", "hits", "late", "misses", "read", "stall ms", "peak", "roofline", "x same", "x plain")
-    table.add_column("technique", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in found.rows:
-        table.add_row(
-            row["technique"],
-            f"{row['tokens_per_s']:.2f}",
-            f"{row['ms_per_token']:.1f}",
-            f"{row['hit_rate']:.1%}",
-            f"{row['late_rate']:.1%}",
-            f"{row['miss_rate']:.1%}",
-            format_bytes(row["bytes_per_token"]),
-            f"{row['stall_ms']:.1f}",
-            format_bytes(row["peak_bytes"]),
-            f"{row['roofline_share']:.0%}",
-            _ratio(row["ratio_same_loader"] or row["ratio"]),
-            _ratio(row["ratio_plain"]),
-        )
-        if "warm_tokens_per_s" in row:
-            table.add_row("  the same, page cache warm", f"{row['warm_tokens_per_s']:.2f}")
-    console = wide_console()
-    console.print(table, highlight=False)
-    console.print(roofline_line(found), highlight=False, soft_wrap=True)
-    for note in found.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

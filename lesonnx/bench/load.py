@@ -20,6 +20,7 @@ from lesonnx.bundle import Bundle, Expert
 from lesonnx.commands.options import BUNDLE
 from lesonnx.engines import ExpertEngine, LayerWork, make_engine
 from lesonnx.engines.kernel import why_not
+from lesonnx.limits import MAX_THREADS
 from lesonnx.memory import format_bytes
 
 ENGINES = ("kernel", "session")
@@ -84,7 +85,9 @@ def _load_once(bundle: Bundle, engine: ExpertEngine, expert: Expert) -> tuple[tu
 @click.command()
 @click.argument("bundle", type=BUNDLE)
 @click.option("--experts", type=click.IntRange(1), default=64, show_default=True, help="How many are loaded.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that compute.")
+@click.option(
+    "--threads", type=click.IntRange(1, MAX_THREADS), default=1, show_default=True, help="Threads that compute."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def load(bundle: Path, experts: int, threads: int, as_json: bool) -> None:
     """Measure what loading one expert of BUNDLE costs on the kernel and the session engine."""

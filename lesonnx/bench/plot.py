@@ -13,7 +13,7 @@ from lesonnx.errors import InputError
 from lesonnx.memory import format_bytes
 
 if TYPE_CHECKING:
-    from lesonnx.bench.ladder import Ladder
+    from lesonnx.bench.ladder_result import Ladder
 
 # What a token's time consists of, in the order of stacking, with a colour each.
 PARTS = (

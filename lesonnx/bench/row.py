@@ -26,6 +26,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.engines import ExpertEngine, make_engine
 from lesonnx.engines.session import SessionEngine
 from lesonnx.errors import LesonnxError
+from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader
 from lesonnx.memory import peak_bytes
 from lesonnx.model import LoadOptions, check_budget, scheduler_config
@@ -39,7 +40,8 @@ class RowSpec:
     """What a row runs. ``engine``: one of the engines, ``plain`` or ``tensor-major`` (which needs ``copy``).
 
     ``routing`` int [steps][layers][k] replaces the routers' choice, ``recall`` is that of its predictions. ``hits``
-    routes every token to the same experts, so that nothing is read: the machine's compute alone.
+    routes every token to the same experts, so that nothing is read: the machine's compute alone. ``governor`` looks
+    ahead where it pays, as ``lesonnx run`` does by default; its trials count where the warm-up has not seen them.
     """
 
     bundle: str
@@ -58,6 +60,7 @@ class RowSpec:
     hits: bool = False
     copy: str | None = None
     num_threads: int | None = None
+    governor: bool = False
 
 
 class RunClock:
@@ -99,6 +102,8 @@ def run_row(spec: RowSpec) -> dict[str, Any]:
             drop_pages(bundle.pack_file(layer.layer_idx))
     loader = ExpertLoader(bundle, engine, config, spec.expert_budget_bytes, num_loaders)
     runner = Runner(bundle, loader, num_threads=spec.num_threads)
+    if spec.governor:
+        runner.governor = Governor()
     try:
         return _measure(spec, bundle, runner, engine)
     finally:
@@ -136,6 +141,7 @@ def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine
     figures["token_ids"] = before + token_ids
     figures["digest"] = digest
     figures["load_average"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    figures["looks_ahead"] = runner.loader.uses_lookahead and (runner.governor is None or runner.governor.is_on)
     if spec.hits:
         figures["compute_ms"] = least_compute_ms(runner, token_ids[-1], spec.tokens)
     if isinstance(engine, PlainEngine):

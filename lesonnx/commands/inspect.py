@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -81,7 +82,7 @@ def state_bytes_per_token(bundle: Bundle) -> int:
     total = 0
     for state in bundle.manifest.states:
         if "S" in state.shape:
-            count = 2 if state.dtype == "float16" else 4
+            count = np.dtype(state.dtype).itemsize
             for size in state.shape:
                 count *= 1 if isinstance(size, str) else size
             total += count
@@ -99,7 +100,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
-        f" (float{quantization.kv_bits} caches)",
+        f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches)",
         "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": format_bytes(dense_bytes(bundle)),

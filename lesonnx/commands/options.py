@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from lesonnx.errors import InputError
+from lesonnx.limits import MAX_LOADERS, MAX_THREADS
 from lesonnx.memory import auto_budget_bytes, parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,7 +63,9 @@ load_options = apply(
             show_default=True,
             help="How experts get into memory.",
         ),
-        click.option("--loaders", type=click.IntRange(1, 64), help="Reads at once.  [default: the schedule's]"),
+        click.option(
+            "--loaders", type=click.IntRange(1, MAX_LOADERS), help="Reads at once.  [default: the schedule's]"
+        ),
         click.option(
             "--policy", type=click.Choice(["les", "lru", "lfu"]), help="What is evicted.  [default: the schedule's]"
         ),
@@ -82,7 +85,9 @@ load_options = apply(
         click.option(
             "--prefill-chunk", type=click.IntRange(1), help="Prompt tokens a pass.  [default: the bundle's, 512]"
         ),
-        click.option("--threads", type=click.IntRange(1, 256), help="Threads that compute.  [default: all cores]"),
+        click.option(
+            "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.  [default: all cores]"
+        ),
     ]
 )
 

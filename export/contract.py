@@ -1,0 +1,90 @@
+"""The manifest of an export: what was planned and written, as the bundle's contract.
+
+It knows the plan and the checkpoint's token ids; it writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lesonnx import __version__
+from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
+from lesonnx_export.checkpoint import read_json
+from lesonnx_export.config import Config
+from lesonnx_export.expert import PACK_NAME
+from lesonnx_export.pack import layer_directory
+from lesonnx_export.plan import ExportOptions, ExportPlan
+
+ONNXRUNTIME_AT_LEAST = "1.24"
+# Its GroupQueryAttention takes float32 queries over caches of float16 and of int8; 1.24 does not.
+ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES = "1.29"
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """A part that is on disk, and its states."""
+
+    part: Part
+    states: list[State]
+
+
+def make_manifest(
+    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
+) -> Manifest:
+    """What was planned and written, as the bundle's contract."""
+    kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
+    return Manifest(
+        producer=f"lesonnx {__version__}",
+        onnxruntime_at_least=(ONNXRUNTIME_AT_LEAST if options.kv_bits == 32 else ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES),
+        model=model_facts(plan),
+        quantization=Quantization(
+            expert_bits=options.bits,
+            dense_bits=options.resolved_dense_bits,
+            kv_bits=options.precision.kv_bits,
+            block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
+        ),
+        prefill_chunk_tokens=options.prefill_chunk_tokens,
+        parts=[built.part for built in dense],
+        states=[state for built in dense for state in built.states],
+        expert_kinds=plan.kinds,
+        expert_layers=[
+            ExpertLayer(
+                layer_idx=layer.layer_idx,
+                pack=f"{layer_directory(Path(), layer.layer_idx).as_posix()}/{PACK_NAME}",
+                num_experts=layer.num_experts,
+                num_experts_per_tok=plan.architecture.num_experts_per_tok,
+                kind=kind_of[id(layer.kind)],
+                shared_kind=None if layer.shared_kind is None else kind_of[id(layer.shared_kind)],
+            )
+            for layer in plan.layers
+        ],
+        tokenizer=tokenizer,
+        skipped_tensors=plan.skipped,
+    )
+
+
+def model_facts(plan: ExportPlan) -> ModelFacts:
+    """What hosts must know of the model; CheckpointError for token ids that cannot be."""
+    architecture, config = plan.architecture, plan.architecture.config
+    generation_path = plan.checkpoint.directory / "generation_config.json"
+    generation = Config(read_json(generation_path)) if generation_path.exists() else config
+    eos = generation.token_ids("eos_token_id") or config.token_ids("eos_token_id")
+    bos = generation.token_ids("bos_token_id") or config.token_ids("bos_token_id")
+    pad = generation.token_ids("pad_token_id") or config.token_ids("pad_token_id")
+    return ModelFacts(
+        model_type=architecture.model_type,
+        hidden_size=architecture.hidden_size,
+        num_hidden_layers=architecture.num_hidden_layers,
+        vocab_size=architecture.vocab_size,
+        num_experts=architecture.num_experts,
+        num_experts_per_tok=architecture.num_experts_per_tok,
+        moe_intermediate_size=architecture.moe_intermediate_size,
+        max_position_embeddings=architecture.max_position_embeddings,
+        num_parameters=plan.num_parameters,
+        num_active_parameters=plan.num_active_parameters,
+        eos_token_ids=eos,
+        bos_token_id=bos[0] if bos else None,
+        pad_token_id=pad[0] if pad else None,
+    )

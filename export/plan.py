@@ -1,0 +1,166 @@
+"""What an export will write, known before any work: parts, experts, sizes, and the tensors that each comes from.
+
+It reads no weights and writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lesonnx.errors import CheckpointError
+from lesonnx.manifest import Bits, ExpertKind
+from lesonnx_export.architectures import make_decoder
+from lesonnx_export.architectures.base import Decoder
+from lesonnx_export.blocks import DenseBits, Precision
+from lesonnx_export.checkpoint import Checkpoint, Weights
+from lesonnx_export.config import Config
+from lesonnx_export.expert import make_kind
+from lesonnx_export.graph import DenseStore
+from lesonnx_export.pack import LayerPlan, read_expert
+from lesonnx_export.segments import PartBuilder
+
+KvBits = Literal[8, 16, 32]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What the user chose. ``num_workers`` processes quantize experts; it does not change a byte of the result.
+
+    ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model.
+    """
+
+    bits: Bits = 4
+    dense_bits: DenseBits | None = None
+    block_size: int = 128
+    kv_bits: KvBits = 32
+    prefill_chunk_tokens: int = 512
+    num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
+
+    @property
+    def resolved_dense_bits(self) -> DenseBits:
+        return self.dense_bits or (32 if self.bits == 32 else 4)
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.resolved_dense_bits, self.block_size, 32 if self.kv_bits == 8 else self.kv_bits)
+
+
+@dataclass
+class ExportPlan:
+    """A whole export, known before any work: what will be written, from which tensors, and how large it is."""
+
+    checkpoint: Checkpoint
+    architecture: Decoder
+    part_names: list[str]
+    layers: list[LayerPlan]
+    kinds: list[ExpertKind]
+    dense_bytes: int
+    part_ends: list[int]
+    skipped: dict[str, str]
+    notes: list[str]
+    num_parameters: int
+    num_active_parameters: int
+
+    @property
+    def expert_bytes(self) -> int:
+        return sum(layer.pack_bytes for layer in self.layers)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.dense_bytes + self.expert_bytes
+
+
+def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
+    """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
+    config = Config(checkpoint.config)
+    try:
+        return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
+    except CheckpointError as error:
+        if not config.defaulted:
+            raise
+        left_out = ", ".join(sorted(config.defaulted))
+        raise CheckpointError(f"{error} (config.json leaves out {left_out}: transformers' defaults hold)") from None
+
+
+def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, weights: Weights) -> ExportPlan:
+    architecture = make_decoder(config)
+    if not architecture.moe_layers:
+        raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
+    store = DenseStore(None)
+    builder = PartBuilder(architecture, weights, store, options.precision)
+    part_ends = []
+    for _ in builder.build_all():
+        part_ends.append(store.end_bytes)
+    dense_used = set(weights.used)
+    kinds, layers = plan_experts(architecture, options)
+    for layer in layers:
+        for expert_idx in layer.places:
+            read_expert(architecture, weights, layer.layer_idx, expert_idx)
+    skipped = _skipped(architecture, weights)
+    expert_parameters = architecture.expert_shape().num_parameters
+    shared_shape = architecture.shared_expert_shape()
+    pinned = sum(_size(checkpoint, name) for name in dense_used)
+    pinned += len(layers) * (shared_shape.num_parameters if shared_shape else 0)
+    notes = []
+    if unread := config.unread():
+        notes.append(f"config.json: keys without effect on the export: {', '.join(unread)}")
+    if "lm_head.weight" not in checkpoint and config.raw("tie_word_embeddings", None) is False:
+        notes.append("tie_word_embeddings is false but there is no lm_head.weight: the embedding serves as the head")
+    used_blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
+    if used_blocks and used_blocks != [options.block_size]:
+        shown = ", ".join(map(str, used_blocks))
+        notes.append(f"block size {options.block_size} does not divide every expert matrix: used {shown}")
+    return ExportPlan(
+        checkpoint=checkpoint,
+        architecture=architecture,
+        part_names=builder.names,
+        layers=layers,
+        kinds=kinds,
+        dense_bytes=store.end_bytes,
+        part_ends=part_ends,
+        skipped=skipped,
+        notes=notes,
+        num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,
+        num_active_parameters=pinned + len(layers) * architecture.num_experts_per_tok * expert_parameters,
+    )
+
+
+def _size(checkpoint: Checkpoint, name: str) -> int:
+    count = 1
+    for length in checkpoint.info(name).shape:
+        count *= length
+    return count
+
+
+def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
+    """The kinds of experts and which layer has which."""
+    # Routed and shared experts never share a kind: their stages write outputs of different shapes.
+    shared_shape = architecture.shared_expert_shape()
+    shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
+    kinds = [
+        make_kind(f"stage_{place}", shape, options.bits, options.block_size, f"experts/stage_{place}.onnx")
+        for place, shape in enumerate(shapes)
+    ]
+    shared_kind = kinds[1] if shared_shape is not None else None
+    layers = [
+        LayerPlan(layer_idx, architecture.num_experts, kinds[0], shared_kind) for layer_idx in architecture.moe_layers
+    ]
+    return kinds, layers
+
+
+def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:
+    """Tensors that are left out, with the reason; CheckpointError names any that nobody accounts for."""
+    skipped = {}
+    for name in sorted(set(weights.checkpoint.tensors) - weights.used):
+        reason = next((why for pattern, why in architecture.skipped.items() if re.fullmatch(pattern, name)), None)
+        if reason is None:
+            info = weights.checkpoint.info(name)
+            raise CheckpointError(
+                f"{info.file.name}: tensor {info.key!r} {list(info.shape)} is not part of a"
+                f" {architecture.model_type} model; refusing to leave it out silently"
+            )
+        skipped[weights.checkpoint.info(name).key] = reason
+    return skipped
