@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lesonnx.chat import ChatTemplate
 from lesonnx.errors import InputError
 from lesonnx.manifest import ChatFormat, ChatTurn, Role
-from lesonnx_export.chat_probes import Message, probes
+from lesonnx_export.chat_probes import Message, Probe, probes
 
 MAX_FORMAT_CHARS = 100_000  # of a rendered mark; a longer one is a document, not a format
 
@@ -40,18 +40,22 @@ class DerivedFormat:
 
 
 def derive_chat_format(
-    template: ChatTemplate, at_another_time: ChatTemplate, special_tokens: Sequence[str] = ()
+    template: ChatTemplate,
+    at_another_time: ChatTemplate,
+    special_tokens: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> DerivedFormat:
     """The format of a template.
 
     ``at_another_time`` is the same template under another clock: a text that holds the date is no format.
-    ``special_tokens`` are contents to try besides, by their names in text.
+    ``special_tokens`` (of the tokenizer, by their names in text) and ``texts`` (of the template, see
+    `chat_probes.texts_in`) are contents to try besides.
     """
     reasons: dict[tuple[Role, ...], str] = {}
     for roles in ROLES:
         try:
             chat_format = _split(template, roles)
-            _compare(template, at_another_time, chat_format, roles, special_tokens)
+            _compare(template, at_another_time, chat_format, probes(roles, special_tokens, texts))
         except _NoFormat as reason:
             reasons[roles] = str(reason)
             continue
@@ -183,13 +187,9 @@ def _common_beginning(texts: Sequence[str]) -> str:
 
 
 def _compare(
-    template: ChatTemplate,
-    at_another_time: ChatTemplate,
-    chat_format: ChatFormat,
-    roles: Sequence[Role],
-    special_tokens: Sequence[str],
+    template: ChatTemplate, at_another_time: ChatTemplate, chat_format: ChatFormat, compared: Iterable[Probe]
 ) -> None:
-    for probe in probes(roles, special_tokens):
+    for probe in compared:
         text = _render(template, probe.messages, probe.what)
         if text != _render(at_another_time, probe.messages, probe.what):
             raise _NoFormat("the template writes the date or the time")

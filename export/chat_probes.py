@@ -1,6 +1,7 @@
-"""Conversations by which a chat template and its plain format are compared. It knows no template.
+"""Conversations by which a chat template and its plain format are compared.
 
-Contents are what chat templates are known to look at: white space, thoughts, tool answers, special tokens.
+Contents are what chat templates are known to look at (white space, thoughts, tool answers, special tokens), and every
+text that stands in the template itself: what it looks for in contents is most likely among them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import jinja2
+
 from lesonnx.manifest import Role
 
 Message = dict[str, str]
-MOST_SPECIAL_TOKENS = 64  # of a tokenizer, that are tried as contents
+MOST_TEXTS = 64  # of a tokenizer's tokens, and of a template's texts, that are tried as contents
+MOST_CHARS = 500  # of such a text
 MIXED = 60  # conversations of contents drawn by lot
 SEED = 6
 
@@ -63,21 +67,38 @@ class Probe:
     messages: list[Message]
 
 
-def probes(roles: Sequence[Role], special_tokens: Sequence[str] = ()) -> Iterator[Probe]:
-    """Conversations of these roles, each with a user's message last: the plainest first, the most various last."""
+def texts_in(template: str) -> list[str]:
+    """The string literals of a Jinja template; none where it is no Jinja."""
+    try:
+        tokens = [token for _, kind, token in jinja2.Environment().lex(template) if kind == "string"]
+        # As Jinja's own lexer reads them.
+        found = [token[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape") for token in tokens]
+    except (jinja2.TemplateSyntaxError, UnicodeDecodeError):
+        return []
+    return list(dict.fromkeys(text for text in found if 0 < len(text) <= MOST_CHARS))
+
+
+def probes(roles: Sequence[Role], special_tokens: Sequence[str] = (), texts: Sequence[str] = ()) -> Iterator[Probe]:
+    """Conversations of these roles, each with a user's message last: the plainest first, the most various last.
+
+    ``special_tokens`` of the tokenizer and ``texts`` of the template are contents besides.
+    """
     for num_questions in (1, 2, 3, 4, 7) if "assistant" in roles else (1,):
         for beginning in _beginnings(roles):
             shape = [*beginning, *_turns(num_questions)]
             yield Probe("messages of several turns", [_plain(role, place) for place, role in enumerate(shape)])
     contents = dict(CONTENTS)
     if special_tokens:
-        chosen = sorted(dict.fromkeys(special_tokens))[:MOST_SPECIAL_TOKENS]
+        chosen = sorted(dict.fromkeys(special_tokens))[:MOST_TEXTS]
         contents["that name special tokens"] += (*chosen, "".join(chosen[:8]))
-    for what, texts in contents.items():
+    if texts:
+        chosen = list(texts)[:MOST_TEXTS]
+        contents["that hold texts of the template"] = (*chosen, *(f"a{text}b" for text in chosen), "".join(chosen))
+    for what, each in contents.items():
         for role in roles:
-            for text in texts:
+            for text in each:
                 yield from _with_content(roles, role, what, text)
-    yield from _mixed(roles, [text for texts in contents.values() for text in texts])
+    yield from _mixed(roles, [text for each in contents.values() for text in each])
 
 
 def _with_content(roles: Sequence[Role], role: Role, what: str, text: str) -> Iterator[Probe]:

@@ -32,6 +32,7 @@ from lesonnx.chat import ChatTemplate
 from lesonnx.errors import BundleError, CheckpointError
 from lesonnx.manifest import TokenizerFiles
 from lesonnx_export.chat_format import DerivedFormat, derive_chat_format
+from lesonnx_export.chat_probes import texts_in
 from lesonnx_export.tokenizer_probes import PROBES, added_token_probes
 
 EXTENSIONS_DOMAIN = "ai.onnx.contrib"
@@ -83,7 +84,7 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
 
     chat_format = None
     if chat_template is not None:
-        derived = _derive_chat_format(tokenizer_dir, document)
+        derived = _derive_chat_format(tokenizer_dir, document, chat_template.decode(errors="replace"))
         chat_format = derived.format
         warnings += [derived.note] if derived.note else []
 
@@ -249,7 +250,7 @@ def _chat_template(checkpoint_dir: Path, config: dict[str, Any]) -> bytes | None
     return None if value is None else value.encode(errors="replace")
 
 
-def _derive_chat_format(tokenizer_dir: Path, document: dict[str, Any]) -> DerivedFormat:
+def _derive_chat_format(tokenizer_dir: Path, document: dict[str, Any], source: str) -> DerivedFormat:
     """The format of the template as a host will read it from the bundle."""
     try:
         template = ChatTemplate.load(tokenizer_dir)
@@ -259,7 +260,7 @@ def _derive_chat_format(tokenizer_dir: Path, document: dict[str, Any]) -> Derive
     if template is None or at_another_time is None:
         return DerivedFormat(None, None)
     added = [str(token["content"]) for token in document.get("added_tokens") or []]
-    return derive_chat_format(template, at_another_time, added)
+    return derive_chat_format(template, at_another_time, added, texts_in(source))
 
 
 def _load_reference(path: Path) -> tokenizers.Tokenizer:

@@ -24,7 +24,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.chat import ChatTemplate
 from lesonnx.manifest import ChatFormat
 from lesonnx_export.chat_format import DerivedFormat, derive_chat_format
-from lesonnx_export.chat_probes import probes
+from lesonnx_export.chat_probes import probes, texts_in
 from lesonnx_export.tokenizer import export_tokenizer
 
 ALL = ["system", "user", "assistant"]
@@ -63,7 +63,9 @@ def template_of(text: str, now: datetime | None = None) -> ChatTemplate:
 
 
 def derive(text: str, *special_tokens: str) -> DerivedFormat:
-    return derive_chat_format(template_of(text), template_of(text, datetime(1999, 1, 1)), special_tokens)
+    return derive_chat_format(
+        template_of(text), template_of(text, datetime(1999, 1, 1)), special_tokens, texts_in(text)
+    )
 
 
 def format_of(style: str) -> ChatFormat:
@@ -191,6 +193,29 @@ def test_what_plain_text_cannot_say_is_left_out(template: str, reason: str) -> N
     assert derived.note.startswith("chat_format is left out: the template ")
     assert reason in derived.note
     assert "\n" not in derived.note
+
+
+def test_a_template_s_own_words_are_tried() -> None:
+    """No list of usual contents has this word; the template has it."""
+    template = loop("'[hidden]' if m.content.startswith('abracadabra') else m.content")
+    assert texts_in(template) == ["[hidden]", "abracadabra"]
+    derived = derive(template)
+    assert derived.format is None
+    assert (
+        derived.note
+        == "chat_format is left out: the template changes or moves user messages that hold texts of the template"
+    )
+
+
+def test_texts_of_a_template() -> None:
+    assert texts_in("{{ 'a\\n' + \"it's\" }} 'outside' {# 'comment' #}{% if x == 'a\\n' %}{% endif %}") == [
+        "a\n",
+        "it's",
+    ]
+    assert texts_in("{% generation %}{{ '' + 'x' * 3 }}{% endgeneration %}") == ["x"]
+    assert texts_in("{{ 'two\nlines' + 'é\\u00e9' }}") == ["two\nlines", "éé"]
+    assert texts_in("{{ 'unfinished }}") == []
+    assert texts_in("{{ '\\x' }}") == []
 
 
 def test_turns_that_depend_on_their_place_leave_single_questions() -> None:
