@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="parted by commas")
     parser.add_argument("--engine", default="kernel", choices=["kernel", "session"])
     parser.add_argument("--expert-budget", help="of all schedules but resident; default: a quarter of the experts")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=1)
     for name in ("python", "kotlin", "swift"):
         parser.add_argument(f"--{name}", help="the command, instead of the one of this checkout")
