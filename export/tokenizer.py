@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ import onnxruntime
 import tokenizers
 from onnx import TensorProto, helper
 
-from lesonnx.errors import CheckpointError
+from lesonnx.chat import ChatTemplate
+from lesonnx.errors import BundleError, CheckpointError
 from lesonnx.manifest import TokenizerFiles
+from lesonnx_export.chat_format import DerivedFormat, derive_chat_format
+from lesonnx_export.chat_probes import texts_in
 from lesonnx_export.tokenizer_probes import PROBES, added_token_probes
 
 EXTENSIONS_DOMAIN = "ai.onnx.contrib"
@@ -53,7 +57,8 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
     """Copy the checkpoint's tokenizer into a bundle's ``tokenizer_dir`` and build ``tokenizer.onnx`` there.
 
     Gives the files, by paths relative to the bundle (the parent of ``tokenizer_dir``), and warnings, a line each: for
-    every probe whose ids differ, or why there is no ``tokenizer.onnx``. Without a ``tokenizer.json`` nothing is written
+    every probe whose ids differ, or why there is no ``tokenizer.onnx``, and what of a chat template has no plain
+    format. Without a ``tokenizer.json`` nothing is written
     and the files are None. CheckpointError for a broken file.
     """
     source = checkpoint_dir / TOKENIZER_JSON
@@ -77,6 +82,12 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
     if model is not None:
         (tokenizer_dir / TOKENIZER_ONNX).write_bytes(model.SerializeToString())
 
+    chat_format = None
+    if chat_template is not None:
+        derived = _derive_chat_format(tokenizer_dir, document, chat_template.decode(errors="replace"))
+        chat_format = derived.format
+        warnings += [derived.note] if derived.note else []
+
     def inside(name: str) -> str | None:
         return f"{tokenizer_dir.name}/{name}" if (tokenizer_dir / name).is_file() else None
 
@@ -85,6 +96,7 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
         onnx=inside(TOKENIZER_ONNX) if model is not None else None,
         config=inside(TOKENIZER_CONFIG),
         chat_template=inside(CHAT_TEMPLATE) if chat_template is not None else None,
+        chat_format=chat_format,
     )
     return files, warnings
 
@@ -236,6 +248,19 @@ def _chat_template(checkpoint_dir: Path, config: dict[str, Any]) -> bytes | None
         kind = type(value).__name__
         raise CheckpointError(f"{checkpoint_dir / TOKENIZER_CONFIG}: chat_template is a {kind}, expected text")
     return None if value is None else value.encode(errors="replace")
+
+
+def _derive_chat_format(tokenizer_dir: Path, document: dict[str, Any], source: str) -> DerivedFormat:
+    """The format of the template as a host will read it from the bundle."""
+    try:
+        template = ChatTemplate.load(tokenizer_dir)
+        at_another_time = ChatTemplate.load(tokenizer_dir, now=lambda: datetime(2001, 2, 3, 4, 5, 6))
+    except BundleError as error:
+        return DerivedFormat(None, f"chat_format is left out: {_one_line(error)}")
+    if template is None or at_another_time is None:
+        return DerivedFormat(None, None)
+    added = [str(token["content"]) for token in document.get("added_tokens") or []]
+    return derive_chat_format(template, at_another_time, added, texts_in(source))
 
 
 def _load_reference(path: Path) -> tokenizers.Tokenizer:

@@ -63,7 +63,7 @@ class ChatTemplate:
             raise BundleError(f"{source}: not a Jinja template: nested too deeply") from None
 
     @classmethod
-    def load(cls, directory: Path) -> ChatTemplate | None:
+    def load(cls, directory: Path, now: Callable[[], datetime] = datetime.now) -> ChatTemplate | None:
         """The template of a bundle's or checkpoint's tokenizer directory; None where there is none.
 
         ``chat_template.jinja`` comes first, then ``chat_template`` of ``tokenizer_config.json`` (a text, or a list of
@@ -84,7 +84,7 @@ class ChatTemplate:
         if not templates:
             return None
         special_tokens = _special_tokens(_read_json(directory / "special_tokens_map.json")) | _special_tokens(config)
-        return cls(templates, special_tokens, source=str(file if file.is_file() else directory))
+        return cls(templates, special_tokens, now, str(file if file.is_file() else directory))
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any) -> str:
         """The prompt of a conversation; ``extra`` (``tools``, ``enable_thinking``, …) are variables of the template.

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "lesonnx.commands.run:run",
     "chat": "lesonnx.commands.chat:chat",
     "inspect": "lesonnx.commands.inspect:inspect",
+    "glue": "lesonnx_export.glue.cli:glue",
     "verify": "lesonnx_export.verify:verify",
     "demo": "lesonnx.commands.demo:demo",
     "doctor": "lesonnx.doctor:doctor",

@@ -7,12 +7,13 @@ It knows nothing of files beyond their relative names, nor of ONNX Runtime. The 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lesonnx.errors import BundleError
+from lesonnx.errors import BundleError, InputError
 
 FORMAT_VERSION = 1
 PAGE_BYTES = 4096
@@ -23,6 +24,7 @@ Activation = Literal["swiglu", "geglu", "reglu", "swiglu_clamped"]
 Bits = Literal[2, 4, 8, 32]
 Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8", "int8"]
 Target = Literal["desktop", "android", "ios"]
+Role = Literal["system", "user", "assistant"]
 
 
 def check_path(path: str) -> str:
@@ -232,13 +234,58 @@ class Quantization(Strict):
     block_size: Literal[0, 16, 32, 64, 128]
 
 
+class ChatTurn(Strict):
+    """What stands before and after the content of a message of one role."""
+
+    prefix: str
+    suffix: str
+
+
+class ChatFormat(Strict):
+    """The chat template as plain text, for hosts that run no Jinja; see `join`.
+
+    It stands for conversations of an optional system message, then user and assistant messages in turns, a user's last.
+    For these it is exact, whatever their contents. A role that is not in ``messages`` cannot be used: without
+    ``assistant`` a conversation is one question.
+    """
+
+    start: str
+    messages: dict[Role, ChatTurn]
+    answer: str
+
+    @model_validator(mode="after")
+    def _has_user(self) -> ChatFormat:
+        if "user" not in self.messages:
+            raise ValueError(f"messages has the roles {sorted(self.messages)}, expected user among them")
+        return self
+
+    def join(self, messages: Iterable[Mapping[str, str]]) -> str:
+        """The prompt of a conversation, to be tokenized without special tokens around it.
+
+        Messages are ``{"role", "content"}``. InputError for a role that the format does not have.
+        """
+        pieces = [self.start]
+        for message in messages:
+            turn = next((turn for role, turn in self.messages.items() if role == message["role"]), None)
+            if turn is None:
+                raise InputError(
+                    f"a message has the role {message['role']!r}, the bundle's chat format has {sorted(self.messages)}"
+                )
+            pieces += [turn.prefix, message["content"], turn.suffix]
+        return "".join([*pieces, self.answer])
+
+
 class TokenizerFiles(Strict):
-    """Where the tokenizer lies; ``onnx`` is None where onnxruntime-extensions cannot express it."""
+    """Where the tokenizer lies; ``onnx`` is None where onnxruntime-extensions cannot express it.
+
+    ``chat_format`` is None where there is no chat template, or one that plain text cannot stand for.
+    """
 
     json_path: BundlePath | None = None
     onnx: BundlePath | None = None
     config: BundlePath | None = None
     chat_template: BundlePath | None = None
+    chat_format: ChatFormat | None = None
 
 
 class Manifest(Strict):

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import lesonnx
-from lesonnx.errors import BundleError
+from lesonnx.errors import BundleError, InputError
 from lesonnx.manifest import Manifest, check_path, json_schema, page_ceil, parse_manifest
 
 SCHEMA = Path(lesonnx.__file__).parent / "manifest.schema.json"
 Document = dict[str, Any]
+TURN = {"prefix": "<", "suffix": ">"}
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +86,22 @@ BAD = {
     "matrix of another shape": (edit("expert_kinds", 0, "up_proj", "rows", value=3), r"up_proj is \[3,64\]"),
     "matrix beyond the expert": (edit("expert_kinds", 0, "length_bytes", value=64), "beyond the expert's 64"),
     "scales of a float matrix": (edit("expert_kinds", 0, "up_proj", "bits", value=32), "block_size and scales"),
+    "chat format without user": (
+        edit("tokenizer", value={"chat_format": {"start": "", "messages": {}, "answer": ""}}),
+        r"tokenizer\.chat_format: .*roles \[\], expected user among them",
+    ),
+    "chat format with another role": (
+        edit("tokenizer", value={"chat_format": {"start": "", "messages": {"tool": TURN, "user": TURN}, "answer": ""}}),
+        r"tokenizer\.chat_format\.messages\.tool",
+    ),
+    "chat format with another key": (
+        edit("tokenizer", value={"chat_format": {"start": "", "messages": {"user": TURN}, "answer": "", "end": ""}}),
+        r"tokenizer\.chat_format\.end",
+    ),
+    "chat format that is not whole": (
+        edit("tokenizer", value={"chat_format": {"start": "", "messages": {"user": {"prefix": ""}}, "answer": ""}}),
+        r"tokenizer\.chat_format\.messages\.user\.suffix",
+    ),
     "not finite": (edit("expert_kinds", 0, "alpha", value=float("nan")), "alpha"),
 }
 
@@ -115,6 +132,25 @@ def test_keys_may_not_be_missing(text: str) -> None:
                 parse_manifest(json.dumps(document))
         else:
             parse_manifest(json.dumps(document))
+
+
+def test_a_chat_format_joins_messages(text: str) -> None:
+    document = json.loads(text)
+    document["tokenizer"] = {
+        "chat_format": {
+            "start": "S",
+            "messages": {"user": TURN, "assistant": {"prefix": "(", "suffix": ")"}},
+            "answer": "A",
+        }
+    }
+    files = parse_manifest(json.dumps(document)).tokenizer
+    assert files is not None
+    assert files.chat_format is not None
+    conversation = [("user", " a\n"), ("assistant", ""), ("user", "<b>")]
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    assert files.chat_format.join(messages) == "S< a\n>()<<b>>A"
+    with pytest.raises(InputError, match=r"role 'system', the bundle's chat format has \['assistant', 'user'\]"):
+        files.chat_format.join([{"role": "system", "content": "x"}])
 
 
 @given(st.lists(st.sampled_from(["a", "..", ".", "b.onnx", ""]), min_size=1, max_size=5).map("/".join))

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE
-from lesonnx.manifest import ExpertKind
+from lesonnx.manifest import ExpertKind, TokenizerFiles
 from lesonnx.memory import format_bytes
 
 
@@ -54,6 +54,7 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "model": manifest.model.model_dump(mode="json"),
         "quantization": manifest.quantization.model_dump(mode="json"),
         "onnxruntime_at_least": manifest.onnxruntime_at_least,
+        "chat": chat_facts(manifest.tokenizer),
         "prefill_chunk_tokens": manifest.prefill_chunk_tokens,
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
@@ -68,6 +69,15 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "state_bytes_per_token": state_bytes_per_token(bundle),
         "skipped_tensors": manifest.skipped_tensors,
         "verified_files": verified_files,
+    }
+
+
+def chat_facts(files: TokenizerFiles | None) -> dict[str, Any]:
+    """Whether there is a chat template, and the roles of the plain format; None where there is no such format."""
+    chat_format = files.chat_format if files else None
+    return {
+        "template": bool(files and files.chat_template),
+        "plain_roles": list(chat_format.messages) if chat_format else None,
     }
 
 
@@ -102,6 +112,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
         f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches)",
         "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
+        "chat": _chat(manifest.tokenizer),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": format_bytes(dense_bytes(bundle)),
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
@@ -110,6 +121,18 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _chat(files: TokenizerFiles | None) -> str:
+    """One line on chat: who can have one, and of which messages."""
+    facts = chat_facts(files)
+    if not facts["template"]:
+        return "no chat template: completion only"
+    roles = facts["plain_roles"]
+    if roles is None:
+        return "by its template; no plain format, so hosts without Jinja offer completion"
+    alone = "" if "assistant" in roles else ", one question at a time"
+    return f"by its template; plain format of {', '.join(roles)} messages{alone}"
 
 
 def _print_parts(console: Console, bundle: Bundle) -> None:
