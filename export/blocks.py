@@ -193,9 +193,10 @@ class Step:
             self._rotary[key] = (graph.op("Cos", angles), graph.op("Sin", angles))
         return self._rotary[key]
 
-    def rotate(self, x: str, rotary: tuple[str, str], num_heads: int) -> str:
-        """Rotary embedding (halves rotated) of [1,T,heads*size]."""
-        return self.graph.op("RotaryEmbedding", x, *rotary, num_heads=num_heads, interleaved=0)
+    def rotate(self, x: str, rotary: tuple[str, str], num_heads: int, rotary_dim: int | None = None) -> str:
+        """Rotary embedding (halves rotated) of [1,T,heads*size]; of the first ``rotary_dim`` values of a head if given."""
+        partial = {} if rotary_dim is None else {"rotary_embedding_dim": rotary_dim}
+        return self.graph.op("RotaryEmbedding", x, *rotary, num_heads=num_heads, interleaved=0, **partial)
 
     def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float) -> str:
         """RMS normalisation of every head by itself: [1,T,heads*size]."""

@@ -112,6 +112,14 @@ class Config:
             raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
         return float(theta)
 
+    def partial_rotary_factor(self, default: float) -> float:
+        """The share of a head that is rotated; transformers 5 writes it into ``rope_parameters``."""
+        inside = self.raw("rope_parameters", {}).get("partial_rotary_factor")
+        factor = self.raw("partial_rotary_factor", default) if inside is None else inside
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+            raise CheckpointError(f"config.json: partial_rotary_factor must be above 0 and at most 1, found {factor!r}")
+        return float(factor)
+
     def token_ids(self, key: str) -> list[int]:
         """Token ids that may be written as one number, a list, or left out."""
         value = self.values.get(key, self.defaults.get(key))

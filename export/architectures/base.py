@@ -67,7 +67,8 @@ class Decoder:
         self.norm_topk_prob = False
         self.activation = self._activation()
         self.head_dim = self._head_dim()
-        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.head_dim)
+        self.rotary_dim = self._rotary_dim()
+        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.rotary_dim)
         if self.num_experts_per_tok > self.num_experts:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
@@ -94,6 +95,10 @@ class Decoder:
                 f" num_attention_heads {self.num_attention_heads}"
             )
         return self.hidden_size // self.num_attention_heads
+
+    def _rotary_dim(self) -> int:
+        """How many of a head's leading values are rotated."""
+        return self.head_dim
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
