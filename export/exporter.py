@@ -33,7 +33,7 @@ from lesonnx.manifest import (
 )
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.blocks import DenseBits, KvBits, Precision
+from lesonnx_export.blocks import DenseBits, KvBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights, read_json
 from lesonnx_export.config import Config
 from lesonnx_export.expert import PACK_NAME, make_kind
@@ -61,6 +61,7 @@ class ExportOptions:
     dense_bits: DenseBits | None = None
     block_size: int = 128
     kv_bits: KvBits = 32
+    operators: Operators = "native"
     prefill_chunk_tokens: int = 512
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
@@ -70,7 +71,7 @@ class ExportOptions:
 
     @property
     def precision(self) -> Precision:
-        return Precision(self.resolved_dense_bits, self.block_size, self.kv_bits)
+        return Precision(self.resolved_dense_bits, self.block_size, self.kv_bits, self.operators)
 
 
 @dataclass
@@ -291,9 +292,7 @@ def make_manifest(
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
     return Manifest(
         producer=f"lesonnx {__version__}",
-        onnxruntime_at_least=(
-            ONNXRUNTIME_AT_LEAST if options.kv_bits == 32 else ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES
-        ),
+        onnxruntime_at_least=_onnxruntime_at_least(plan.architecture, options),
         model=_facts(plan),
         quantization=Quantization(
             expert_bits=options.bits,
@@ -319,6 +318,16 @@ def make_manifest(
         tokenizer=tokenizer,
         skipped_tensors=plan.skipped,
     )
+
+
+def _onnxruntime_at_least(architecture: Decoder, options: ExportOptions) -> str:
+    """The oldest ONNX Runtime that has all operators used."""
+    needed = [ONNXRUNTIME_AT_LEAST]
+    if options.kv_bits == 16:
+        needed.append(ONNXRUNTIME_AT_LEAST_FOR_FLOAT16_CACHES)
+    if options.operators == "native" and architecture.native_operators_since is not None:
+        needed.append(architecture.native_operators_since)
+    return max(needed, key=lambda version: [int(number) for number in version.split(".")])
 
 
 @dataclass(frozen=True)
