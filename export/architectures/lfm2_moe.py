@@ -52,6 +52,7 @@ class Architecture(Decoder):
         self.conv_bias = config.flag("conv_bias")
         self.convolution = CausalConvolution(self.hidden_size, config.integer("conv_L_cache"))
         self.replays = {"replay_convolution": self.convolution} if "conv" in self.layer_types else {}
+        config.raw("intermediate_size", None)
         config.raw("tie_word_embeddings", None)
 
     def is_moe(self, layer_idx: int) -> bool:
