@@ -19,6 +19,7 @@ from lesonnx_export.quantize import fitting_block_size, quantize
 
 DenseBits = Literal[4, 8, 32]
 FloatKvBits = Literal[16, 32]
+Operators = Literal["native", "portable"]
 # The largest piece of an embedding or head that is held at once, in elements.
 CHUNK_ELEMENTS = 1 << 24
 # The inputs of every part that attends; hosts fill them by these names.
@@ -29,11 +30,15 @@ TOTAL_LENGTH = "total_sequence_length"
 
 @dataclass(frozen=True)
 class Precision:
-    """How dense parts store weights (bits, and the block that shares a scale) and attention caches."""
+    """How dense parts store weights (bits, and the block that shares a scale) and attention caches, and compute.
+
+    ``operators``: recurrences by ONNX Runtime's own operator, or by plain ones that older versions have too.
+    """
 
     dense_bits: DenseBits
     block_size: int
     kv_bits: FloatKvBits = 32
+    operators: Operators = "native"
 
 
 @dataclass
@@ -58,9 +63,14 @@ class Step:
             store.shared[key] = store.add(make())
         return self.graph.stored(key, store.shared[key])
 
-    def norm(self, x: str, name: str, size: int, eps: float) -> str:
-        """RMS normalisation over the last axis with the weight of that name."""
-        weight = self.shared(name, lambda: self.weights(name, size))
+    def norm(self, x: str, name: str, size: int, eps: float, offset: float = 0.0) -> str:
+        """RMS normalisation over the last axis with the weight of that name, to which ``offset`` is added."""
+
+        def make() -> Float32:
+            weight = self.weights(name, size)
+            return weight + np.float32(offset) if offset else weight
+
+        weight = self.shared(name, make)
         return self.graph.op("RMSNormalization", x, weight, axis=-1, epsilon=eps)
 
     def linear(self, x: str, name: str, rows: int, columns: int, bias: str | None = None) -> str:
@@ -72,13 +82,17 @@ class Step:
         matrices = [self.weights(name, rows, columns) for name, rows, _ in parts]
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         del matrices
-        hint = parts[0][0]
         bias = ""
         if parts[0][2] is not None:
             biases = [self.weights(str(name), rows) for _, rows, name in parts]
             bias = self.graph.constant(np.concatenate(biases))
+        return self.product(x, parts[0][0], matrix, bias)
+
+    def product(self, x: str, hint: str, matrix: Float32, bias: str = "") -> str:
+        """``x W^T (+ b)`` of a matrix [rows, columns] in the dense parts' precision; ``hint`` names it."""
+        columns = matrix.shape[1]
         if self.precision.dense_bits == 32:
-            product = self.graph.op("MatMul", x, self.graph.weight(hint, matrix.T))
+            product = self.float_product(x, hint, matrix)
             return self.graph.op("Add", product, bias) if bias else product
         weight, scales = self._store_quantized(hint, iter([matrix]), len(matrix), columns)
         return self._matmul_nbits(x, hint, weight, scales, columns, bias)
@@ -87,6 +101,10 @@ class Step:
         """``x W^T`` in float32 whatever the precision of the rest: routing must not move."""
         weight = self.shared(f"{name}.T", lambda: np.ascontiguousarray(self.weights(name, rows, columns).T))
         return self.graph.op("MatMul", x, weight)
+
+    def float_product(self, x: str, hint: str, matrix: Float32) -> str:
+        """``x W^T`` in float32 whatever the precision of the rest."""
+        return self.graph.op("MatMul", x, self.graph.weight(hint, matrix.T))
 
     def _store_quantized(
         self, hint: str, chunks: Iterator[Float32], rows: int, columns: int
@@ -193,17 +211,20 @@ class Step:
             self._rotary[key] = (graph.op("Cos", angles), graph.op("Sin", angles))
         return self._rotary[key]
 
-    def rotate(self, x: str, rotary: tuple[str, str], num_heads: int) -> str:
-        """Rotary embedding (halves rotated) of [1,T,heads*size]."""
-        return self.graph.op("RotaryEmbedding", x, *rotary, num_heads=num_heads, interleaved=0)
+    def rotate(self, x: str, rotary: tuple[str, str], num_heads: int, rotary_dim: int | None = None) -> str:
+        """Rotary embedding (halves rotated) of [1,T,heads*size], or of every head's first ``rotary_dim`` values."""
+        attributes = {"num_heads": num_heads, "interleaved": 0}
+        if rotary_dim is not None:
+            attributes["rotary_embedding_dim"] = rotary_dim
+        return self.graph.op("RotaryEmbedding", x, *rotary, domain="", **attributes)
 
-    def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float) -> str:
+    def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float, offset: float = 0.0) -> str:
         """RMS normalisation of every head by itself: [1,T,heads*size]."""
         graph = self.graph
         split = graph.op("Reshape", x, graph.constant([1, -1, num_heads, head_dim], "int64"))
         return graph.op(
             "Reshape",
-            self.norm(split, name, head_dim, eps),
+            self.norm(split, name, head_dim, eps, offset),
             graph.constant([1, -1, num_heads * head_dim], "int64"),
         )
 

@@ -39,6 +39,13 @@ from lesonnx_export.plan import ExportOptions, ExportPlan
     help="Bits of attention caches; 16 and 8 need ONNX Runtime 1.29, 8 runs the model once on a text.",
 )
 @click.option(
+    "--operators",
+    type=click.Choice(["native", "portable"]),
+    default="native",
+    show_default=True,
+    help="Recurrences by ONNX Runtime 1.25.1's own operator, or by plain ones that older versions run, slower.",
+)
+@click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
@@ -50,6 +57,7 @@ def export(
     dense_bits: str | None,
     block_size: str,
     kv_bits: str,
+    operators: str,
     prefill_chunk: int,
     workers: int | None,
     resume: bool,
@@ -61,6 +69,7 @@ def export(
         dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
         block_size=int(block_size),
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
+        operators=operators,  # type: ignore[arg-type]
         prefill_chunk_tokens=prefill_chunk,
         **chosen,
     )

@@ -14,6 +14,7 @@ from lesonnx.errors import CheckpointError
 # One name for one thing, in the order in which spellings are tried.
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_experts": ("num_experts", "num_local_experts"),
+    "rms_norm_eps": ("rms_norm_eps", "norm_eps"),
 }
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
@@ -111,6 +112,23 @@ class Config:
         if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
             raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
         return float(theta)
+
+    def partial_rotary_factor(self, default: float) -> float:
+        """The share of a head that is rotated; transformers 5 writes it into ``rope_parameters``."""
+        inside = self.raw("rope_parameters", {}).get("partial_rotary_factor")
+        factor = self.raw("partial_rotary_factor", default) if inside is None else inside
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
+            raise CheckpointError(f"config.json: partial_rotary_factor must be above 0 and at most 1, found {factor!r}")
+        return float(factor)
+
+    def layer_types(self, count: int, known: tuple[str, ...], default: list[str] | None = None) -> list[str]:
+        """What mixes tokens in each of ``count`` layers."""
+        values = self.raw("layer_types", default) if default else self.raw("layer_types")
+        if not isinstance(values, list) or len(values) != count or not all(value in known for value in values):
+            raise CheckpointError(
+                f"config.json: layer_types must be {count} of {', '.join(known)}, found {values!r:.200}"
+            )
+        return values
 
     def token_ids(self, key: str) -> list[int]:
         """Token ids that may be written as one number, a list, or left out."""

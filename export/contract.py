@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lesonnx import __version__
 from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
+from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import read_json
 from lesonnx_export.config import Config
 from lesonnx_export.expert import PACK_NAME
@@ -37,7 +38,7 @@ def make_manifest(
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
     return Manifest(
         producer=f"lesonnx {__version__}",
-        onnxruntime_at_least=(ONNXRUNTIME_AT_LEAST if options.kv_bits == 32 else ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES),
+        onnxruntime_at_least=_onnxruntime_at_least(plan.architecture, options),
         model=model_facts(plan),
         quantization=Quantization(
             expert_bits=options.bits,
@@ -63,6 +64,16 @@ def make_manifest(
         tokenizer=tokenizer,
         skipped_tensors=plan.skipped,
     )
+
+
+def _onnxruntime_at_least(architecture: Decoder, options: ExportOptions) -> str:
+    """The oldest ONNX Runtime that has all operators used."""
+    needed = [ONNXRUNTIME_AT_LEAST]
+    if options.kv_bits != 32:
+        needed.append(ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES)
+    if options.operators == "native" and architecture.native_operators_since is not None:
+        needed.append(architecture.native_operators_since)
+    return max(needed, key=lambda version: [int(number) for number in version.split(".")])
 
 
 def model_facts(plan: ExportPlan) -> ModelFacts:

@@ -14,7 +14,7 @@ from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Bits, ExpertKind
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.blocks import DenseBits, Precision
+from lesonnx_export.blocks import DenseBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import make_kind
@@ -36,6 +36,7 @@ class ExportOptions:
     dense_bits: DenseBits | None = None
     block_size: int = 128
     kv_bits: KvBits = 32
+    operators: Operators = "native"
     prefill_chunk_tokens: int = 512
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
@@ -45,7 +46,8 @@ class ExportOptions:
 
     @property
     def precision(self) -> Precision:
-        return Precision(self.resolved_dense_bits, self.block_size, 32 if self.kv_bits == 8 else self.kv_bits)
+        kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
+        return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.operators)
 
 
 @dataclass

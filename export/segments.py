@@ -40,20 +40,22 @@ class PartBuilder:
 
     @property
     def names(self) -> list[str]:
-        """The parts, in the order of the forward pass: embed, segment, lookahead, segment, …, head."""
+        """The parts in the order of the forward pass: embed, segment, lookahead, segment, …, head; then the replays."""
         names = ["embed"]
         for place, layer_idx in enumerate(self.architecture.moe_layers):
             names.append(f"segment_{layer_idx:03d}")
             if place:
                 names.append(f"lookahead_{layer_idx:03d}")
-        return [*names, "head"]
+        return [*names, "head", *self.architecture.replays]
 
     def build(self, name: str) -> BuiltPart:
         """Build the part of that name."""
         role, _, number = name.partition("_")
         step = Step(Graph(name, self.store), self.weights, self.precision)
-        layer_idx = int(number) if number else None
-        if role == "embed":
+        layer_idx = int(number) if role in ("segment", "lookahead") else None
+        if role == "replay":
+            self.architecture.replays[name].replay(step)
+        elif role == "embed":
             self._embed(step)
         elif role == "segment":
             self._segment(step, int(number))

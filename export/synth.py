@@ -43,6 +43,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
     },
+    "qwen3.5-35b-a3b": {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "max_position_embeddings": 262144,
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+    },
 }
 # Different experts in a pack; more would only cost time.
 DISTINCT_EXPERTS = 8
@@ -153,6 +175,13 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Expert bits.")
 @click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), default="4", show_default=True, help="Dense bits.")
 @click.option("--kv-bits", type=click.Choice(["32", "16", "8"]), default="32", show_default=True, help="Cache bits.")
+@click.option(
+    "--operators",
+    type=click.Choice(["native", "portable"]),
+    default="native",
+    show_default=True,
+    help="Of recurrences.",
+)
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
 def synth(
@@ -161,10 +190,16 @@ def synth(
     bits: str,
     dense_bits: str,
     kv_bits: str,
+    operators: str,
     num_experts_per_tok: int | None,
     num_hidden_layers: int | None,
 ) -> None:
     """Write a bundle of a real model's SHAPE with random weights to BUNDLE."""
-    options = ExportOptions(bits=int(bits), dense_bits=int(dense_bits), kv_bits=int(kv_bits))  # type: ignore[arg-type]
+    options = ExportOptions(
+        bits=int(bits),  # type: ignore[arg-type]
+        dense_bits=int(dense_bits),  # type: ignore[arg-type]
+        kv_bits=int(kv_bits),  # type: ignore[arg-type]
+        operators=operators,  # type: ignore[arg-type]
+    )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})

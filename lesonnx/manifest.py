@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from lesonnx.errors import BundleError, InputError
 
@@ -169,7 +178,7 @@ class Part(Strict):
     """A dense ONNX model of the bundle."""
 
     name: str
-    role: Literal["embed", "segment", "head", "lookahead"]
+    role: Literal["embed", "segment", "head", "lookahead", "replay"]
     path: BundlePath
     layer_idx: Offset | None = None
     inputs: list[Value]
@@ -177,11 +186,24 @@ class Part(Strict):
     providers: dict[Target, list[Provider]] = {}
 
 
+class Replay(Strict):
+    """How a state of fixed shape goes back to a token inside the last step.
+
+    ``part``, of role ``replay``, takes ``past`` (the state before the step) and some of the step's rows, and gives
+    ``present``, the state after them. ``rows`` names, for each of its other inputs, the output [1, T, n] of the state's
+    own part that holds a step's rows.
+    """
+
+    part: str
+    rows: Annotated[dict[str, str], Field(min_length=1)]
+
+
 class State(Strict):
     """A tensor that a part carries from step to step: ``input`` and ``output`` of ``part``, zero at the start.
 
     Attention states are [1, kv heads, S, head size]; past and present are one buffer of the host's, of any capacity S
-    that holds the tokens so far and those of the step.
+    that holds the tokens so far and those of the step. Convolution and recurrent states have a fixed shape, past and
+    present are two buffers, and ``replay`` says how to go back into a step.
     """
 
     name: str
@@ -192,19 +214,31 @@ class State(Strict):
     output: str
     dtype: Dtype
     shape: list[int | str]
+    replay: Replay | None = None
 
     @model_validator(mode="after")
-    def _attention_shape(self) -> State:
-        if self.kind.startswith("attention_"):
-            sizes = [size for size in self.shape if isinstance(size, int)]
-            if (
-                len(self.shape) != 4
-                or self.shape[2] != "S"
-                or len(sizes) != 3
-                or not all(0 < n < 1 << 20 for n in sizes)
-            ):
+    def _kinds_shape(self) -> State:
+        sizes = [size for size in self.shape if isinstance(size, int)]
+        bounded = all(0 < size < 1 << 20 for size in sizes)
+        if self.is_attention:
+            if len(self.shape) != 4 or self.shape[2] != "S" or len(sizes) != 3 or not bounded:
                 raise ValueError(f"shape {self.shape} of state {self.name!r} is not [1, heads, 'S', size]")
+        elif not sizes or len(sizes) != len(self.shape) or not bounded:
+            raise ValueError(f"shape {self.shape} of state {self.name!r} is not fixed")
+        if self.is_attention != (self.replay is None):
+            raise ValueError(f"state {self.name!r} of kind {self.kind}: replay belongs to states of fixed shape")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.replay is None:
+            del document["replay"]
+        return document
+
+    @property
+    def is_attention(self) -> bool:
+        return self.kind.startswith("attention_")
 
 
 class ModelFacts(Strict):
@@ -315,6 +349,8 @@ class Manifest(Strict):
         for state in self.states:
             if state.part not in names:
                 raise ValueError(f"state {state.name!r} names part {state.part!r}, which is not there")
+            if state.replay is not None:
+                self._check_replay(state, state.replay)
         ahead = {part.layer_idx for part in self.parts if part.role == "lookahead"}
         for layer in self.expert_layers[1:]:
             if layer.layer_idx not in ahead:
@@ -334,6 +370,28 @@ class Manifest(Strict):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
         return self
+
+    def _check_replay(self, state: State, replay: Replay) -> None:
+        """Whether a state's rows are what its replay part takes; ValueError says what is not."""
+        by_name = {part.name: part for part in self.parts}
+        part = by_name.get(replay.part)
+        if part is None or part.role != "replay":
+            raise ValueError(f"state {state.name!r} names {replay.part!r}, which is no part of role replay")
+        given = {value.name: value for value in by_name[state.part].outputs}
+        taken = {value.name: value for value in part.inputs}
+        past, gives = taken.pop("past", None), {value.name: value for value in part.outputs}
+        present = gives.get("present")
+        if past is None or present is None or not past.shape == present.shape == state.shape:
+            raise ValueError(f"part {part.name!r} does not take past and give present {state.shape}")
+        if set(taken) != set(replay.rows):
+            raise ValueError(f"state {state.name!r}: part {part.name!r} takes the rows {', '.join(sorted(taken))}")
+        for name, value in taken.items():
+            row = given.get(replay.rows[name])
+            if row is None or row.shape != value.shape or row.dtype != value.dtype:
+                raise ValueError(f"state {state.name!r}: rows {replay.rows[name]!r} are not what {part.name!r} takes")
+            size = row.shape[-1]
+            if len(row.shape) != 3 or row.shape[:2] != [1, "T"] or isinstance(size, str) or not 0 < size < 1 << 20:
+                raise ValueError(f"shape {row.shape} of the rows {row.name!r} is not [1, 'T', size]")
 
     def part(self, role: str, layer_idx: int | None = None) -> Part:
         """The part of a role (and layer); KeyError where there is none."""

@@ -6,7 +6,7 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,8 +103,9 @@ class _StepBuffers:
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.logit_rows = ort.empty_aligned((1,), np.int64)
         self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
-        self.bindings: dict[str, ort.Binding] = {}
-        self.head: ort.Binding | None = None
+        # By part and side of the states, the head of one row by side.
+        self.bindings: dict[tuple[str, int], ort.Binding] = {}
+        self.heads: dict[int, ort.Binding] = {}
 
     @staticmethod
     def bytes_for(bundle: Bundle, num_rows: int) -> int:
@@ -168,18 +169,24 @@ class Runner:
         return self.states.num_tokens
 
     def rewind(self, num_tokens: int) -> None:
-        """Go back to the first ``num_tokens`` tokens of the sequence."""
-        self.states.rewind(num_tokens)
+        """Go back to the first ``num_tokens`` tokens of the sequence; InputError where its states do not reach them."""
+        self.states.rewind(num_tokens, self._run_alone)
         del self.token_ids[num_tokens:]
 
+    def _run_alone(self, name: str, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
+        ort.Binding(self._sessions[name], inputs, outputs).run()
+
     def common_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many tokens of the sequence a prompt begins with; its last token never counts, since it must run."""
+        """How many tokens of the sequence, to which it can be rewound, a prompt begins with.
+
+        The prompt's last token never counts, since it must run.
+        """
         count = 0
         for ours, theirs in zip(self.token_ids, token_ids[:-1], strict=False):
             if ours != theirs:
                 break
             count += 1
-        return count
+        return self.states.reachable(count)
 
     def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None) -> None:
         """Bound the process: experts get what is left, less as caches grow. BudgetError if that is too little.
@@ -196,7 +203,7 @@ class Runner:
     def _warm_up(self) -> None:
         """Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
 
-        What it leaves in the attention caches is written over by the first step.
+        What it leaves in the states is written over by the first step.
         """
         self.states.reserve(1)
         self.states.begin(1)
@@ -204,7 +211,7 @@ class Runner:
         for part in self.bundle.manifest.parts:
             if part.role == "head":
                 self._logits(buffers, [0])
-            elif part.name in self._sessions:
+            elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
 
     def _share_memory(self, capacity_tokens: int) -> None:
@@ -326,15 +333,15 @@ class Runner:
             self._bind_head(buffers, asked, logits).run()
             return logits if logit_rows else logits[:0]
         # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
-        if buffers.head is None:
-            buffers.head = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
+        if self.states.side not in buffers.heads:
+            buffers.heads[self.states.side] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
         buffers.logit_rows[0] = rows[0]
-        buffers.head.run()
+        buffers.heads[self.states.side].run()
         return buffers.logits[: len(logit_rows)].copy()
 
     def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
-        outputs: dict[str, NDArray[Any]] = self._state_outputs(self._head) | {"logits": logits}
+        outputs = self.states.outputs(self._head.name, buffers.input_ids.size) | {"logits": logits}
         return ort.Binding(self._sessions[self._head.name], inputs, outputs)
 
     # -- bindings ----------------------------------------------------------------------------------------------------
@@ -348,11 +355,12 @@ class Runner:
         return self._buffers[num_rows]
 
     def _run(self, buffers: _StepBuffers, name: str) -> None:
-        if name not in buffers.bindings:
-            buffers.bindings[name] = self._bind(buffers, name)
+        key = (name, self.states.side)
+        if key not in buffers.bindings:
+            buffers.bindings[key] = self._bind(buffers, name)
         timeline = self.loader.timeline
         began = time.perf_counter() if timeline else 0.0
-        buffers.bindings[name].run()
+        buffers.bindings[key].run()
         if timeline and name not in self._lookaheads:
             timeline.span(DENSE, name, began, time.perf_counter())
 
@@ -377,7 +385,8 @@ class Runner:
         }
         if any(value.name == "shared_weights_out" for value in part.outputs):
             outputs["shared_weights_out"] = out.shared_weights
-        return ort.Binding(session, self._inputs(buffers, part, place), outputs | self._state_outputs(part))
+        outputs |= self.states.outputs(name, buffers.input_ids.size)
+        return ort.Binding(session, self._inputs(buffers, part, place), outputs)
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it."""
@@ -394,16 +403,5 @@ class Runner:
             "seqlens_k": self.states.seqlens_k,
             "total_sequence_length": self.states.total_sequence_length,
         }
-        known |= {
-            state.input: self.states.arrays[state.name]
-            for state in self.bundle.manifest.states
-            if state.part == part.name
-        }
+        known |= self.states.inputs(part.name)
         return {value.name: known[value.name] for value in part.inputs if value.name in known}
-
-    def _state_outputs(self, part: Part) -> dict[str, NDArray[Any]]:
-        return {
-            state.output: self.states.arrays[state.name]
-            for state in self.bundle.manifest.states
-            if state.part == part.name
-        }

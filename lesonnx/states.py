@@ -1,6 +1,7 @@
-"""The tensors a sequence carries from step to step: attention caches that grow, rewind by stating a smaller length.
+"""The tensors a sequence carries from step to step: attention caches that grow, and states of fixed shape.
 
-It knows the manifest's states, not the parts that use them.
+Attention rewinds by stating a smaller length; `StepStates` says how far the others go back. It knows the manifest's
+states, not the sessions of the parts that use them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lesonnx.errors import BundleError, ContextError
+from lesonnx.errors import ContextError
 from lesonnx.manifest import Manifest, State
+from lesonnx.step_states import RunPart, StepStates
 
 # Attention caches grow by this many tokens at a time.
 GROWTH_TOKENS = 512
@@ -24,16 +26,14 @@ class LayerStates:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._states = manifest.states
+        self._states = [state for state in manifest.states if state.is_attention]
+        self._fixed = StepStates(manifest)
         self.max_tokens = manifest.model.max_position_embeddings
         self.num_tokens = 0
         self.capacity_tokens = 0
         self.arrays: dict[str, NDArray[Any]] = {}
         self.seqlens_k = np.zeros(1, np.int32)
         self.total_sequence_length = np.zeros((), np.int32)
-        for state in self._states:
-            if not state.kind.startswith("attention_"):
-                raise BundleError(f"state {state.name!r} is of kind {state.kind!r}, which this lesonnx does not run")
 
     def capacity_for(self, num_tokens: int) -> int:
         """The capacity that holds that many tokens."""
@@ -41,9 +41,10 @@ class LayerStates:
 
     def bytes_at(self, capacity_tokens: int) -> int:
         """What the states take at a capacity."""
-        return sum(
+        caches = sum(
             int(np.prod(self._shape(state, capacity_tokens))) * np.dtype(state.dtype).itemsize for state in self._states
         )
+        return caches + self._fixed.num_bytes
 
     @staticmethod
     def _shape(state: State, capacity_tokens: int) -> tuple[int, ...]:
@@ -55,6 +56,7 @@ class LayerStates:
             raise ContextError(f"{num_tokens} tokens do not fit the model's context of {self.max_tokens}")
         if num_tokens <= self.capacity_tokens:
             return
+        self._fixed.allocate()
         capacity = self.capacity_for(num_tokens)
         for state in self._states:
             grown = np.zeros(self._shape(state, capacity), state.dtype)
@@ -63,18 +65,43 @@ class LayerStates:
             self.arrays[state.name] = grown
         self.capacity_tokens = capacity
 
+    @property
+    def side(self) -> int:
+        """Which of the buffers of fixed shape the next step reads: bindings hold for one side."""
+        return self._fixed.side
+
+    def inputs(self, part_name: str) -> dict[str, NDArray[Any]]:
+        """The arrays that a part reads its states from, by its names; valid until `reserve` or a turn of the side."""
+        caches = {state.input: self.arrays[state.name] for state in self._states if state.part == part_name}
+        return caches | self._fixed.inputs(part_name)
+
+    def outputs(self, part_name: str, num_rows: int) -> dict[str, NDArray[Any]]:
+        """The arrays that a part writes its states to in a step of that many rows; valid as those it reads."""
+        caches = {state.output: self.arrays[state.name] for state in self._states if state.part == part_name}
+        return caches | self._fixed.outputs(part_name, num_rows)
+
     def begin(self, num_rows: int) -> None:
         """State the lengths of a step of that many rows; room must have been reserved."""
         total = self.num_tokens + num_rows
         self.seqlens_k[0] = total - 1
         self.total_sequence_length[...] = total
+        self._fixed.begin(self.num_tokens)
 
     def commit(self, num_rows: int) -> None:
         """The step's rows are part of the sequence."""
         self.num_tokens += num_rows
+        self._fixed.commit(self.num_tokens)
 
-    def rewind(self, num_tokens: int) -> None:
-        """Go back to the first ``num_tokens`` tokens: attention needs no more than the smaller number."""
+    def reachable(self, num_tokens: int) -> int:
+        """The most tokens, at most ``num_tokens``, to which `rewind` can go back."""
+        return self._fixed.reachable(num_tokens)
+
+    def rewind(self, num_tokens: int, run: RunPart) -> None:
+        """Go back to the first ``num_tokens`` tokens; ``run`` runs a replay part on arrays. InputError out of reach.
+
+        Attention needs no more than the smaller number.
+        """
         if not 0 <= num_tokens <= self.num_tokens:
             raise ValueError(f"cannot rewind to {num_tokens} of {self.num_tokens} tokens")
+        self._fixed.rewind(num_tokens, run)
         self.num_tokens = num_tokens

@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 FIXTURES = Path(__file__).parent / "data" / "checkpoints"
 SAMPLE = Path(__file__).resolve().parent.parent / "lesonnx" / "sample"
 FAMILIES = ("qwen3_moe", "qwen3_moe_tied_dense0", "olmoe", "mixtral", "qwen2_moe")
+# Those that carry more from token to token than attention caches.
+RECURRENT = ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text")
 INDEX = "model.safetensors.index.json"
 Tensors = dict[str, NDArray[Any]]
 Config = dict[str, Any]
@@ -82,20 +84,23 @@ def derive(
 # -- what real checkpoints do to names, layouts and types --------------------------------------------------------------
 
 
-def fuse_experts(tensors: Tensors) -> Tensors:
-    """``mlp.experts.N.{gate,up,down}_proj.weight`` as ``gate_up_proj`` [E,2I,H] and ``down_proj`` [E,H,I]."""
-    fused = {key: value for key, value in tensors.items() if ".mlp.experts." not in key}
-    layers = sorted({key.split(".mlp.experts.")[0] for key in tensors if ".mlp.experts." in key})
-    for layer in layers:
-        prefix = f"{layer}.mlp.experts."
+def fuse_experts(tensors: Tensors, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> Tensors:
+    """``experts.N.{gate,up,down}_proj.weight`` as ``gate_up_proj`` [E,2I,H] and ``down_proj`` [E,H,I]."""
+    fused = {key: value for key, value in tensors.items() if ".experts." not in key}
+    for block in sorted({key.split(".experts.")[0] for key in tensors if ".experts." in key}):
+        prefix = f"{block}.experts."
         count = len({key for key in tensors if key.startswith(prefix)}) // 3
         gate, up, down = (
-            np.stack([tensors[f"{prefix}{expert}.{matrix}.weight"] for expert in range(count)])
-            for matrix in ("gate_proj", "up_proj", "down_proj")
+            np.stack([tensors[f"{prefix}{expert}.{name}.weight"] for expert in range(count)]) for name in names
         )
         fused[f"{prefix}gate_up_proj"] = np.concatenate([gate, up], axis=1)
         fused[f"{prefix}down_proj"] = down
     return fused
+
+
+def fuse_lfm2(tensors: Tensors) -> Tensors:
+    """LFM2-MoE as transformers 5 holds it: experts fused, dense layers as they are."""
+    return fuse_experts(tensors, ("w1", "w3", "w2"))
 
 
 def fuse_mixtral(tensors: Tensors) -> Tensors:
@@ -115,6 +120,8 @@ def spell_as_transformers_4(config: Config) -> Config:
     config = dict(config)
     rope = config.pop("rope_parameters")
     config["rope_theta"], config["rope_scaling"] = rope["rope_theta"], None
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.57.0"
     if config["model_type"] != "mixtral" and "num_local_experts" in config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoints import FAMILIES, nest_text_config, read_config, spell_as_transformers_4
+from checkpoints import FAMILIES, RECURRENT, nest_text_config, read_config, spell_as_transformers_4
 
 from lesonnx.errors import CheckpointError
 from lesonnx_export.architectures import make_decoder, supported
@@ -27,10 +27,10 @@ def shape_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_supported_families() -> None:
-    assert {read_config(name)["model_type"] for name in FAMILIES} <= set(supported())
+    assert {read_config(name)["model_type"] for name in FAMILIES + RECURRENT} <= set(supported())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + RECURRENT)
 def test_spellings_say_the_same(name: str) -> None:
     config = read_config(name)
     expected = shape_of(config)
@@ -39,7 +39,7 @@ def test_spellings_say_the_same(name: str) -> None:
     assert shape_of(nest_text_config(spell_as_transformers_4(config))) == expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + RECURRENT)
 def test_every_key_of_a_real_config_is_accounted_for(name: str) -> None:
     for config in (read_config(name), spell_as_transformers_4(read_config(name))):
         read = Config(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import FAMILIES
+from checkpoints import FAMILIES, RECURRENT
 from conftest import BundleFactory
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def test_schema_is_checked_in() -> None:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + RECURRENT)
 def test_manifest_survives_a_round_trip(bundle_of: BundleFactory, name: str) -> None:
     text = (bundle_of(name) / "manifest.json").read_text(encoding="utf-8")
     assert parse_manifest(text).model_dump_json(indent=1) + "\n" == text
@@ -115,6 +115,38 @@ def test_bad_manifests(text: str, case: str) -> None:
         parse_manifest(json.dumps(document), "here/manifest.json")
     assert str(caught.value).startswith("here/manifest.json: ")
     assert "\n" not in str(caught.value)
+
+
+# Of qwen3_next: states 0 and 1 are the convolution and the recurrence of the first layer, the last part replays.
+BAD_REPLAYS = {
+    "attention that replays": (edit("states", 0, "kind", value="attention_key"), "shape .* is not \\[1, heads, 'S'"),
+    "no replay": (edit("states", 1, "replay", value=None), "replay belongs to states of fixed shape"),
+    "a shape that grows": (edit("states", 1, "shape", value=[1, "S", 16, 16]), "is not fixed"),
+    "a shape of nothing": (edit("states", 1, "shape", value=[1, 0, 16, 16]), "is not fixed"),
+    "another shape than its replay's": (edit("states", 1, "shape", value=[1, 4, 16, 8]), "does not take past and give"),
+    "no such part": (edit("states", 1, "replay", "part", value="replay_x"), "'replay_x', which is no part of role"),
+    "a part of another role": (edit("states", 1, "replay", "part", value="head"), "'head', which is no part of role"),
+    "no rows": (edit("states", 1, "replay", "rows", value={}), "at least 1 item"),
+    "other rows": (edit("states", 1, "replay", "rows", value={"x": "residual_out"}), "takes the rows beta, decay, key"),
+    "rows that nobody gives": (edit("states", 0, "replay", "rows", "x", value="y"), "rows 'y' are not what"),
+    "rows of another shape": (edit("states", 0, "replay", "rows", "x", value="residual_out"), "are not what"),
+    "an unknown key": (edit("states", 0, "replay", "colour", value=1), "colour"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REPLAYS)
+def test_bad_replays(bundle_of: BundleFactory, case: str) -> None:
+    change, message = BAD_REPLAYS[case]
+    document = json.loads((bundle_of("qwen3_next") / "manifest.json").read_text(encoding="utf-8"))
+    change(document)
+    with pytest.raises(BundleError, match=message) as caught:
+        parse_manifest(json.dumps(document))
+    assert "\n" not in str(caught.value)
+
+
+def test_attention_states_do_not_name_a_replay(text: str) -> None:
+    """Bundles of attention alone are what hosts without replays read."""
+    assert "replay" not in text
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "[" * 100_000])

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from checkpoints import (
     FAMILIES,
+    RECURRENT,
     Config,
     Tensors,
     cast,
     derive,
     fuse_experts,
+    fuse_lfm2,
     fuse_mixtral,
     nest_text_config,
     prefix_with,
@@ -76,7 +78,7 @@ def assert_reference(bundle: Path, name: str, **options: Any) -> None:
 @pytest.mark.parametrize("chunk", [1, 7, 24, 96])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("engine", ENGINES_HERE)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + RECURRENT)
 def test_reference(bundle_of: BundleFactory, name: str, engine: str, schedule: str, chunk: int) -> None:
     assert_reference(bundle_of(name), name, engine=engine, schedule=schedule, prefill_chunk_tokens=chunk)
 
@@ -94,7 +96,7 @@ def test_the_tests_own_forward_pass_agrees_with_transformers(name: str) -> None:
 
 # -- the same checkpoint in other layouts ------------------------------------------------------------------------------
 
-EXPERTS_ONE_BY_ONE = ("qwen3_moe", "qwen3_moe_tied_dense0", "olmoe", "qwen2_moe")
+FUSE = dict.fromkeys(FAMILIES + RECURRENT, fuse_experts) | {"mixtral": fuse_mixtral, "lfm2_moe": fuse_lfm2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "sharded": {"num_shards": 3},
     "transformers_4": {"config": spell_as_transformers_4},
@@ -120,18 +122,17 @@ def assert_same_bundle(bundle_of: BundleFactory, name: str, variant: Path, **opt
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + RECURRENT)
 def test_layout_does_not_matter(bundle_of: BundleFactory, tmp_path: Path, name: str, variant: str) -> None:
     checkpoint = derive(name, tmp_path / variant, **VARIANTS[variant])
     assert_reference(bundle_of(checkpoint), name)
     assert_same_bundle(bundle_of, name, checkpoint)
 
 
-@pytest.mark.parametrize("name", [*EXPERTS_ONE_BY_ONE, "mixtral"])
+@pytest.mark.parametrize("name", FUSE)
 def test_fused_experts(bundle_of: BundleFactory, tmp_path: Path, name: str) -> None:
-    fuse = fuse_mixtral if name == "mixtral" else fuse_experts
-    checkpoint = derive(name, tmp_path / "fused", tensors=fuse)
-    assert not any(".experts.0." in key for key in fuse(read_tensors(name)))
+    checkpoint = derive(name, tmp_path / "fused", tensors=FUSE[name])
+    assert not any(".experts.0." in key for key in FUSE[name](read_tensors(name)))
     assert_reference(bundle_of(checkpoint), name)
     assert_same_bundle(bundle_of, name, checkpoint, bits=4)
 
@@ -223,7 +224,7 @@ def test_a_different_head_is_used_whatever_the_config_says(bundle_of: BundleFact
 
 
 @pytest.mark.parametrize("bits", [32, 8, 4, 2])
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "qwen3_next"])
 @pytest.mark.parametrize("engine", ENGINES_HERE)
 def test_schedules_and_budgets_do_not_change_a_bit(bundle_of: BundleFactory, name: str, engine: str, bits: int) -> None:
     bundle = bundle_of(name, bits=bits)

@@ -6,8 +6,10 @@ decides where one part ends and the next begins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
@@ -31,6 +33,13 @@ class Routing:
     shared_weights: str | None = None
 
 
+class Replayable(Protocol):
+    """A state of fixed shape that can be run again, alone, on some rows of a step."""
+
+    def replay(self, step: Step) -> None:
+        """Build the part: ``past`` and rows in, ``present`` out."""
+
+
 class Decoder:
     """A pre-norm decoder with grouped-query attention and, in some or all layers, experts behind a softmax router.
 
@@ -44,6 +53,14 @@ class Decoder:
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
+    # Norms of the hidden states, and what is added to their weights; the map behind attention.
+    mixer_norm, ffn_norm, final_norm = "input_layernorm", "post_attention_layernorm", "norm"
+    norm_offset = 0.0
+    output_name = "o_proj"
+    # Parts that run a state of fixed shape again on the rows of a step, by name.
+    replays: Mapping[str, Replayable] = MappingProxyType({})
+    # The ONNX Runtime that has the operators of ``--operators native``, where they are younger than the rest.
+    native_operators_since: str | None = None
     # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
     skipped: ClassVar[dict[str, str]] = {
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
@@ -67,7 +84,8 @@ class Decoder:
         self.norm_topk_prob = False
         self.activation = self._activation()
         self.head_dim = self._head_dim()
-        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.head_dim)
+        self.rotary_dim = self._rotary_dim()
+        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.rotary_dim)
         if self.num_experts_per_tok > self.num_experts:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
@@ -95,6 +113,10 @@ class Decoder:
             )
         return self.hidden_size // self.num_attention_heads
 
+    def _rotary_dim(self) -> int:
+        """How many of a head's leading values are rotated."""
+        return self.head_dim
+
     # -- layers ------------------------------------------------------------------------------------------------------
 
     def is_moe(self, layer_idx: int) -> bool:
@@ -102,7 +124,7 @@ class Decoder:
         return True
 
     def moe_block(self, weights: Weights, layer_idx: int) -> str:
-        """Where a layer's router and experts lie: a prefix that ends in a dot."""
+        """Where a layer's router and experts, or its dense matrices, lie: a prefix that ends in a dot."""
         return f"layers.{layer_idx}.mlp."
 
     @property
@@ -113,9 +135,13 @@ class Decoder:
         """ids [1,T] -> hidden [1,T,H]."""
         return step.embedding(ids, EMBEDDING, self.vocab_size, self.hidden_size)
 
+    def norm(self, step: Step, x: str, name: str) -> str:
+        """RMS normalisation of hidden states."""
+        return step.norm(x, f"{name}.weight", self.hidden_size, self.rms_norm_eps, self.norm_offset)
+
     def mixer(self, step: Step, layer_idx: int, residual: str) -> str:
         """The first half of a layer, residual added: norm and attention, or whatever mixes tokens here."""
-        x = step.norm(residual, f"layers.{layer_idx}.input_layernorm.weight", self.hidden_size, self.rms_norm_eps)
+        x = self.norm(step, residual, f"layers.{layer_idx}.{self.mixer_norm}")
         return step.graph.op("Add", residual, self.attention(step, layer_idx, x))
 
     def attention(self, step: Step, layer_idx: int, x: str) -> str:
@@ -146,7 +172,7 @@ class Decoder:
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
         )
-        return step.linear(mixed, f"{prefix}o_proj.weight", self.hidden_size, query_size)
+        return step.linear(mixed, f"{prefix}{self.output_name}.weight", self.hidden_size, query_size)
 
     def has_qkv_bias(self) -> bool:
         return False
@@ -157,8 +183,7 @@ class Decoder:
 
     def ffn_input(self, step: Step, layer_idx: int, residual: str) -> str:
         """What the second half of a layer sees: [1,T,H]."""
-        name = f"layers.{layer_idx}.post_attention_layernorm.weight"
-        return step.norm(residual, name, self.hidden_size, self.rms_norm_eps)
+        return self.norm(step, residual, f"layers.{layer_idx}.{self.ffn_norm}")
 
     def dense_intermediate_size(self) -> int:
         return self.config.integer("intermediate_size")
@@ -166,12 +191,11 @@ class Decoder:
     def dense(self, step: Step, layer_idx: int, residual: str) -> str:
         """The second half of a layer without experts, residual added."""
         graph = step.graph
-        prefix = f"layers.{layer_idx}.mlp."
+        prefix = self.moe_block(step.weights, layer_idx)
+        gate_name, up_name, down_name = (f"{prefix}{name}.weight" for name in self.expert_names)
         size = self.dense_intermediate_size()
         x = self.ffn_input(step, layer_idx, residual)
-        fused = step.fused_linear(
-            x, [(f"{prefix}gate_proj.weight", size, None), (f"{prefix}up_proj.weight", size, None)], self.hidden_size
-        )
+        fused = step.fused_linear(x, [(gate_name, size, None), (up_name, size, None)], self.hidden_size)
         gate, up = graph.ops("Split", 2, fused, graph.constant([size, size], "int64"), axis=-1)
         if self.activation == "swiglu":
             active = graph.op("Mul", gate, graph.op("Sigmoid", gate))
@@ -179,7 +203,7 @@ class Decoder:
             active = graph.op("Gelu", gate, approximate="tanh")
         else:
             active = graph.op("Relu", gate)
-        down = step.linear(graph.op("Mul", active, up), f"{prefix}down_proj.weight", self.hidden_size, size)
+        down = step.linear(graph.op("Mul", active, up), down_name, self.hidden_size, size)
         return graph.op("Add", residual, down)
 
     # -- experts -----------------------------------------------------------------------------------------------------
@@ -237,7 +261,7 @@ class Decoder:
 
     def logits(self, step: Step, rows: str) -> str:
         """Final norm and head of rows [R,H] -> [R,V]."""
-        x = step.norm(rows, "norm.weight", self.hidden_size, self.rms_norm_eps)
+        x = self.norm(step, rows, self.final_norm)
         return step.head(x, self.head_name(step.weights), self.vocab_size, self.hidden_size)
 
     def head_name(self, weights: Weights) -> str:
