@@ -93,25 +93,6 @@ class Config:
             shown = " or ".join(repr(item) for item in allowed)
             raise CheckpointError(f"config.json: {key} is {value!r}, only {shown} is supported for {self.model_type}")
 
-    def rope_theta(self, default: float) -> float:
-        """The rotary base; only unscaled rotary positions are accepted.
-
-        transformers 5 writes ``rope_parameters``, transformers 4 ``rope_theta`` and ``rope_scaling``.
-        """
-        for key in ("rope_parameters", "rope_scaling"):
-            parameters = self.raw(key, {})
-            if not isinstance(parameters, dict):
-                raise CheckpointError(f"config.json: {key} must be an object, found {parameters!r}")
-            rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-            if rope_type != "default":
-                raise CheckpointError(
-                    f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}"
-                )
-        theta = self.raw("rope_parameters", {}).get("rope_theta", self.raw("rope_theta", default))
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
-            raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
-        return float(theta)
-
     def token_ids(self, key: str) -> list[int]:
         """Token ids that may be written as one number, a list, or left out."""
         value = self.values.get(key, self.defaults.get(key))
@@ -126,16 +107,6 @@ class Config:
             key
             for key, value in self.values.items()
             if value not in (None, False, [], {}) and key not in self.read and key not in IGNORED
-        )
-
-
-def refuse_quantized(config: Config) -> None:
-    """Checkpoints that are already quantized need a reader of their own."""
-    quantization = config.raw("quantization_config", None)
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"config.json: quantization_config of method {method!r} is not supported; export the unquantized checkpoint"
         )
 
 

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
-from lesonnx_export.blocks import Step, inverse_frequencies
+from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertShape, ExpertTensors
+from lesonnx_export.rope import Rope, make_rope
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
 EMBEDDING = "embed_tokens.weight"
@@ -44,6 +45,8 @@ class Decoder:
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
+    # Quantized checkpoints that are converted, by ``quant_method``.
+    quantization_methods: ClassVar[frozenset[str]] = frozenset({"fp8"})
     # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
     skipped: ClassVar[dict[str, str]] = {
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
@@ -67,7 +70,7 @@ class Decoder:
         self.norm_topk_prob = False
         self.activation = self._activation()
         self.head_dim = self._head_dim()
-        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.head_dim)
+        self.rope = self._rope()
         if self.num_experts_per_tok > self.num_experts:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
@@ -94,6 +97,10 @@ class Decoder:
                 f" num_attention_heads {self.num_attention_heads}"
             )
         return self.hidden_size // self.num_attention_heads
+
+    def _rope(self) -> Rope:
+        """The rotary positions of all layers that have no others."""
+        return make_rope(self.config, self.head_dim, default_theta=self.default_rope_theta)
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
@@ -136,19 +143,42 @@ class Decoder:
             "Split", 3, fused, step.graph.constant(list(sizes.values()), "int64"), axis=-1
         )
         query, key = self.normalize_qk(step, prefix, query, key)
-        rotary = step.rotary(self.inverse_frequencies)
+        rope = self.rope_of(layer_idx)
         mixed = step.attention(
             layer_idx,
-            step.rotate(query, rotary, self.num_attention_heads),
-            step.rotate(key, rotary, self.num_key_value_heads),
+            step.rotate(query, rope, self.num_attention_heads, self.head_dim),
+            step.rotate(key, rope, self.num_key_value_heads, self.head_dim),
             value,
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
+            scale=self.attention_scale(),
+            sliding_window=self.sliding_window_of(layer_idx),
+            sinks=self.sinks(step, prefix),
         )
-        return step.linear(mixed, f"{prefix}o_proj.weight", self.hidden_size, query_size)
+        bias = f"{prefix}o_proj.bias" if self.has_output_bias() else None
+        return step.linear(mixed, f"{prefix}o_proj.weight", self.hidden_size, query_size, bias)
+
+    def rope_of(self, layer_idx: int) -> Rope:
+        """The rotary positions of a layer."""
+        return self.rope
+
+    def attention_scale(self) -> float | None:
+        """What products of queries and keys are multiplied by; None is ``head_dim ** -0.5``."""
+        return None
+
+    def sliding_window_of(self, layer_idx: int) -> int | None:
+        """How many tokens a token of this layer sees, itself included; None is all."""
+        return None
+
+    def sinks(self, step: Step, prefix: str) -> str:
+        """Attention sinks [heads]; an empty name where there are none."""
+        return ""
 
     def has_qkv_bias(self) -> bool:
+        return False
+
+    def has_output_bias(self) -> bool:
         return False
 
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
@@ -206,6 +236,13 @@ class Decoder:
             total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
             weights = graph.op("Div", weights, total)
         return Routing(ids, weights, scores)
+
+    def softmax_of_chosen(self, step: Step, scores: str) -> Routing:
+        """The best k by score, their weights a softmax over those k alone."""
+        graph = step.graph
+        count = graph.constant([self.num_experts_per_tok], "int64")
+        chosen, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
+        return Routing(ids, graph.op("Softmax", chosen, axis=-1), scores)
 
     def expert_shape(self) -> ExpertShape:
         return ExpertShape(self.hidden_size, self.moe_intermediate_size, self.activation)
