@@ -73,15 +73,33 @@ class Step:
         matrices = [self.weights(name, rows, columns) for name, rows, _ in parts]
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         del matrices
-        hint = parts[0][0]
         bias = ""
         if parts[0][2] is not None:
             biases = [self.weights(str(name), rows) for _, rows, name in parts]
             bias = self.graph.constant(np.concatenate(biases))
+        return self._product(x, parts[0][0], matrix, bias)
+
+    def head_linear(self, x: str, hint: str, matrices: Float32) -> str:
+        """A linear map of its own for every head: x [1,T,heads,n], matrices [heads,m,n] -> [1,T,heads,m]."""
+        graph, num_heads = self.graph, len(matrices)
+        if self.precision.dense_bits == 32:
+            by_head = graph.op("Transpose", x, perm=[0, 2, 1, 3])
+            product = graph.op("MatMul", by_head, graph.weight(hint, np.ascontiguousarray(matrices.transpose(0, 2, 1))))
+            return graph.op("Transpose", product, perm=[0, 2, 1, 3])
+        heads = graph.ops("Split", num_heads, x, axis=2, num_outputs=num_heads)
+        products = [
+            self._product(head, f"{hint}.{index}", matrix)
+            for index, (head, matrix) in enumerate(zip(heads, matrices, strict=True))
+        ]
+        return graph.op("Concat", *products, axis=2)
+
+    def _product(self, x: str, hint: str, matrix: Float32, bias: str = "") -> str:
+        """``x W^T (+ b)`` in the dense parts' precision; the bias is a value of the graph."""
         if self.precision.dense_bits == 32:
             product = self.graph.op("MatMul", x, self.graph.weight(hint, matrix.T))
             return self.graph.op("Add", product, bias) if bias else product
-        weight, scales = self._store_quantized(hint, iter([matrix]), len(matrix), columns)
+        rows, columns = matrix.shape
+        weight, scales = self._store_quantized(hint, iter([matrix]), rows, columns)
         return self._matmul_nbits(x, hint, weight, scales, columns, bias)
 
     def router_linear(self, x: str, name: str, rows: int, columns: int, bias: str | None = None) -> str:
@@ -205,8 +223,10 @@ class Step:
                 "Mul", graph.op("Unsqueeze", positions, graph.constant([-1], "int64")), self._frequencies(rope)
             )
             cosines, sines = graph.op("Cos", angles), graph.op("Sin", angles)
-            if rope.attention_factor != 1:
+            if (rope.attention_factor, rope.long_attention_factor) != (1, 1):
                 factor = graph.constant(rope.attention_factor)
+                if rope.long_inverse_frequencies is not None:
+                    factor = graph.op("Where", self._is_long(rope), graph.constant(rope.long_attention_factor), factor)
                 cosines, sines = graph.op("Mul", cosines, factor), graph.op("Mul", sines, factor)
             self._rotary[rope.key] = (cosines, sines)
         return self._rotary[rope.key]
@@ -217,11 +237,10 @@ class Step:
         plain = graph.constant(rope.inverse_frequencies)
         if rope.dynamic_factor is None and rope.long_inverse_frequencies is None:
             return plain
+        if rope.long_inverse_frequencies is not None:
+            return graph.op("Where", self._is_long(rope), graph.constant(rope.long_inverse_frequencies), plain)
         total = graph.op("Cast", graph.input(TOTAL_LENGTH, "int32", []), to=1)
         original = float(rope.original_max_position_embeddings)
-        if rope.long_inverse_frequencies is not None:
-            is_long = graph.op("Greater", total, graph.constant(original))
-            return graph.op("Where", is_long, graph.constant(rope.long_inverse_frequencies), plain)
         factor = rope.dynamic_factor
         exceeding = graph.op("Max", total, graph.constant(original))
         stretch = graph.op(
@@ -229,6 +248,11 @@ class Step:
         )
         exponents = -np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(max(1, rope.rotary_dim - 2))
         return graph.op("Mul", plain, graph.op("Pow", stretch, graph.constant(exponents)))
+
+    def _is_long(self, rope: Rope) -> str:
+        """Whether the sequence, with this step, exceeds the original window: a scalar."""
+        original = self.graph.constant(rope.original_max_position_embeddings, "int32")
+        return self.graph.op("Greater", self.graph.input(TOTAL_LENGTH, "int32", []), original)
 
     def rotate(self, x: str, rope: Rope, num_heads: int, head_dim: int, *, interleaved: bool = False) -> str:
         """Rotary embedding of the leading values of every head of [1,T,heads*size]: halves, or pairs, are rotated."""
@@ -263,8 +287,8 @@ class Step:
     ) -> str:
         """Causal grouped-query attention over the layer's cache: [1,T,heads*size]; declares the layer's two states.
 
-        ``scale`` of the products is ``head_dim ** -0.5`` if None; a token sees the last ``sliding_window`` tokens, itself
-        included; ``sinks`` [heads] are logits of a further key whose value is zero.
+        ``scale`` of the products is ``head_dim ** -0.5`` if None; a token sees the last ``sliding_window`` tokens,
+        itself included; ``sinks`` [heads] are logits of a further key whose value is zero.
         """
         graph = self.graph
         shape: list[int | str] = [1, num_kv_heads, "S", head_dim]

@@ -189,7 +189,8 @@ class Checkpoint:
         size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
         if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
             raise CheckpointError(
-                f"config.json: float8 tensors need a quantization_config.weight_block_size [rows, columns], found {size!r}"
+                "config.json: float8 tensors need a quantization_config.weight_block_size [rows, columns],"
+                f" found {size!r}"
             )
         return size[0], size[1]
 

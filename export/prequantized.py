@@ -1,6 +1,7 @@
 """Checkpoints that come quantized and are converted exactly: float8 with block scales, and MXFP4.
 
-Every value of either is a float32, so nothing is lost before the exporter's own quantization. It knows formats, not families.
+Every value of either is a float32, so nothing is lost before the exporter's own quantization. It knows formats, not
+families.
 """
 
 from __future__ import annotations

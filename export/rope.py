@@ -25,7 +25,7 @@ class Rope:
 
     ``inverse_frequencies`` [r/2] turn a position into angles; cosines and sines are multiplied by
     ``attention_factor``. Two kinds change with L, the tokens of the sequence, once it exceeds
-    ``original_max_position_embeddings``: *longrope* takes ``long_inverse_frequencies``; *dynamic* multiplies
+    ``original_max_position_embeddings``: *longrope* takes the long ones; *dynamic* multiplies
     frequency i by ``(factor * L / original - factor + 1) ** (-2 i / (r - 2))``, with ``dynamic_factor`` as factor.
     """
 
@@ -34,6 +34,7 @@ class Rope:
     original_max_position_embeddings: int = 0
     dynamic_factor: float | None = None
     long_inverse_frequencies: Float32 | None = None
+    long_attention_factor: float = 1.0
 
     @property
     def rotary_dim(self) -> int:
@@ -44,7 +45,8 @@ class Rope:
     def key(self) -> bytes:
         """What distinguishes it from other rotary positions of the model."""
         long = b"" if self.long_inverse_frequencies is None else self.long_inverse_frequencies.tobytes()
-        facts = (self.attention_factor, self.original_max_position_embeddings, self.dynamic_factor)
+        original = self.original_max_position_embeddings
+        facts = (self.attention_factor, self.long_attention_factor, original, self.dynamic_factor)
         return self.inverse_frequencies.tobytes() + long + repr(facts).encode()
 
 
@@ -97,6 +99,9 @@ def make_rope(
     if rope_type == "linear":
         return Rope((plain / np.float32(_number(parameters, "factor"))).astype(np.float32))
     original = _original(config, parameters)
+    if rope_type == "dynamic" and parameters.get("alpha"):  # Hunyuan's word for a base stretched once and for all
+        stretch = _number(parameters, "alpha") ** (rotary_dim / (rotary_dim - 2))
+        return Rope(inverse_frequencies(theta * stretch, rotary_dim))
     if rope_type == "dynamic":
         return Rope(
             plain,
@@ -196,7 +201,14 @@ def _longrope(config: Config, parameters: Mapping[str, Any], theta: float, rotar
         (plain / _factors(parameters, key, rotary_dim // 2)).astype(np.float32)
         for key in ("short_factor", "long_factor")
     )
-    return Rope(short, attention_factor, original, long_inverse_frequencies=long)
+    # Phi-3.5-MoE states both factors instead of letting them follow from the windows.
+    return Rope(
+        short,
+        _number(parameters, "short_mscale", attention_factor),
+        original,
+        long_inverse_frequencies=long,
+        long_attention_factor=_number(parameters, "long_mscale", attention_factor),
+    )
 
 
 def _factors(parameters: Mapping[str, Any], key: str, count: int) -> Float32:

@@ -45,10 +45,13 @@ class Decoder:
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
+    # Whether neighbours are rotated as pairs, instead of the halves of a head; whether before q/k are normalised.
+    rope_interleave = False
+    rotates_before_norm = False
     # Quantized checkpoints that are converted, by ``quant_method``.
     quantization_methods: ClassVar[frozenset[str]] = frozenset({"fp8"})
     # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
-    skipped: ClassVar[dict[str, str]] = {
+    skipped: dict[str, str] = {  # noqa: RUF012  (an instance that has more makes its own)
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
         r"(model\.)?mtp\..*": "multi-token prediction head, not part of the decoder",
     }
@@ -122,8 +125,12 @@ class Decoder:
 
     def mixer(self, step: Step, layer_idx: int, residual: str) -> str:
         """The first half of a layer, residual added: norm and attention, or whatever mixes tokens here."""
-        x = step.norm(residual, f"layers.{layer_idx}.input_layernorm.weight", self.hidden_size, self.rms_norm_eps)
+        x = self.norm(step, residual, f"layers.{layer_idx}.input_layernorm")
         return step.graph.op("Add", residual, self.attention(step, layer_idx, x))
+
+    def norm(self, step: Step, x: str, name: str) -> str:
+        """Normalisation over the hidden size with the tensors of that name."""
+        return step.norm(x, f"{name}.weight", self.hidden_size, self.rms_norm_eps)
 
     def attention(self, step: Step, layer_idx: int, x: str) -> str:
         """Self-attention of normalised x [1,T,H]."""
@@ -142,12 +149,17 @@ class Decoder:
         query, key, value = step.graph.ops(
             "Split", 3, fused, step.graph.constant(list(sizes.values()), "int64"), axis=-1
         )
-        query, key = self.normalize_qk(step, prefix, query, key)
         rope = self.rope_of(layer_idx)
+        if not self.rotates_before_norm:
+            query, key = self.normalize_qk(step, prefix, query, key)
+        query = step.rotate(query, rope, self.num_attention_heads, self.head_dim, interleaved=self.rope_interleave)
+        key = step.rotate(key, rope, self.num_key_value_heads, self.head_dim, interleaved=self.rope_interleave)
+        if self.rotates_before_norm:
+            query, key = self.normalize_qk(step, prefix, query, key)
         mixed = step.attention(
             layer_idx,
-            step.rotate(query, rope, self.num_attention_heads, self.head_dim),
-            step.rotate(key, rope, self.num_key_value_heads, self.head_dim),
+            query,
+            key,
             value,
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
@@ -182,13 +194,20 @@ class Decoder:
         return False
 
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
-        """Normalisation of queries and keys before the rotary embedding; none by default."""
+        """Normalisation of queries and keys [1,T,heads*size]; none by default."""
         return query, key
+
+    def normalize_heads(self, step: Step, query: str, query_norm: str, key: str, key_norm: str) -> tuple[str, str]:
+        """Every head of queries and of keys normalised by itself, with the weights of those names."""
+        eps = self.rms_norm_eps
+        return (
+            step.head_norm(query, query_norm, self.num_attention_heads, self.head_dim, eps),
+            step.head_norm(key, key_norm, self.num_key_value_heads, self.head_dim, eps),
+        )
 
     def ffn_input(self, step: Step, layer_idx: int, residual: str) -> str:
         """What the second half of a layer sees: [1,T,H]."""
-        name = f"layers.{layer_idx}.post_attention_layernorm.weight"
-        return step.norm(residual, name, self.hidden_size, self.rms_norm_eps)
+        return self.norm(step, residual, f"layers.{layer_idx}.post_attention_layernorm")
 
     def dense_intermediate_size(self) -> int:
         return self.config.integer("intermediate_size")
@@ -270,11 +289,20 @@ class Decoder:
         """The shared expert's matrices."""
         raise NotImplementedError
 
+    @staticmethod
+    def mlp(weights: Weights, prefix: str, intermediate_size: int, hidden_size: int) -> ExpertTensors:
+        """The three matrices of a gated MLP under their usual names."""
+        return {
+            "gate_proj": weights(f"{prefix}gate_proj.weight", intermediate_size, hidden_size),
+            "up_proj": weights(f"{prefix}up_proj.weight", intermediate_size, hidden_size),
+            "down_proj": weights(f"{prefix}down_proj.weight", hidden_size, intermediate_size),
+        }
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def logits(self, step: Step, rows: str) -> str:
         """Final norm and head of rows [R,H] -> [R,V]."""
-        x = step.norm(rows, "norm.weight", self.hidden_size, self.rms_norm_eps)
+        x = self.norm(step, rows, "norm")
         return step.head(x, self.head_name(step.weights), self.vocab_size, self.hidden_size)
 
     def head_name(self, weights: Weights) -> str:

@@ -56,10 +56,6 @@ class Architecture(Decoder):
         return ExpertShape(self.hidden_size, self.shared_expert_intermediate_size, self.activation)
 
     def shared_expert(self, weights: Weights, layer_idx: int) -> ExpertTensors:
-        prefix = f"layers.{layer_idx}.mlp.shared_expert."
-        size, hidden = self.shared_expert_intermediate_size, self.hidden_size
-        return {
-            "gate_proj": weights(f"{prefix}gate_proj.weight", size, hidden),
-            "up_proj": weights(f"{prefix}up_proj.weight", size, hidden),
-            "down_proj": weights(f"{prefix}down_proj.weight", hidden, size),
-        }
+        return self.mlp(
+            weights, f"layers.{layer_idx}.mlp.shared_expert.", self.shared_expert_intermediate_size, self.hidden_size
+        )

@@ -45,11 +45,7 @@ class Architecture(Decoder):
         return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
 
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
-        eps = self.rms_norm_eps
-        return (
-            step.head_norm(query, f"{prefix}q_norm.weight", self.num_attention_heads, self.head_dim, eps),
-            step.head_norm(key, f"{prefix}k_norm.weight", self.num_key_value_heads, self.head_dim, eps),
-        )
+        return self.normalize_heads(step, query, f"{prefix}q_norm.weight", key, f"{prefix}k_norm.weight")
 
 
 def layer_list(config: Config, key: str, num_hidden_layers: int) -> list[int]:
