@@ -64,6 +64,11 @@ class Step:
         weight = self.shared(name, lambda: self.weights(name, size))
         return self.graph.op("RMSNormalization", x, weight, axis=-1, epsilon=eps)
 
+    def unit_norm(self, x: str, size: int, eps: float) -> str:
+        """RMS normalisation over the last axis without a weight."""
+        ones = self.graph.constant(np.ones(size, np.float32))
+        return self.graph.op("RMSNormalization", x, ones, axis=-1, epsilon=eps)
+
     def linear(self, x: str, name: str, rows: int, columns: int, bias: str | None = None) -> str:
         """``x W^T (+ b)``, W [rows, columns] of the checkpoint, in the dense parts' precision."""
         return self.fused_linear(x, [(name, rows, bias)], columns)
@@ -262,14 +267,11 @@ class Step:
         )
 
     def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float) -> str:
-        """RMS normalisation of every head by itself: [1,T,heads*size]."""
+        """RMS normalisation of every head by itself: [1,T,heads*size]; without a weight where the name is empty."""
         graph = self.graph
         split = graph.op("Reshape", x, graph.constant([1, -1, num_heads, head_dim], "int64"))
-        return graph.op(
-            "Reshape",
-            self.norm(split, name, head_dim, eps),
-            graph.constant([1, -1, num_heads * head_dim], "int64"),
-        )
+        normed = self.norm(split, name, head_dim, eps) if name else self.unit_norm(split, head_dim, eps)
+        return graph.op("Reshape", normed, graph.constant([1, -1, num_heads * head_dim], "int64"))
 
     def attention(
         self,

@@ -14,7 +14,7 @@ from lesonnx.errors import CheckpointError
 # One name for one thing, in the order in which spellings are tried.
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_topk"),
+    "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"),
     "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
 }
 # Keys that say nothing about the forward pass of inference.

@@ -16,7 +16,7 @@ from lesonnx.errors import CheckpointError
 from lesonnx_export.checkpoint import Float32
 from lesonnx_export.config import Config
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def make_rope(
     if rope_type not in ROPE_TYPES:
         raise CheckpointError(f"config.json: rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
     theta = _number(parameters, "rope_theta", default_theta)
+    if rope_type == "proportional":
+        return _proportional(parameters, theta, head_dim)
     rotary_dim = int(head_dim * _number(parameters, "partial_rotary_factor", default_partial))
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise CheckpointError(f"config.json: partial_rotary_factor leaves {rotary_dim} of {head_dim} values to rotate")
@@ -141,6 +143,14 @@ def _original(config: Config, parameters: Mapping[str, Any]) -> int:
     if parameters.get(key) is None and outside is None:
         return config.integer("max_position_embeddings")
     return int(_number(parameters, key, outside))
+
+
+def _proportional(parameters: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
+    """Gemma 4's: all of a head is paired up, but only the first pairs turn."""
+    turning = int(_number(parameters, "partial_rotary_factor", 1.0) * head_dim // 2)
+    frequencies = np.zeros(head_dim // 2, np.float32)
+    frequencies[:turning] = inverse_frequencies(theta, head_dim)[:turning]
+    return Rope((frequencies / np.float32(_number(parameters, "factor", 1.0))).astype(np.float32))
 
 
 def _llama3(plain: Float32, parameters: Mapping[str, Any], original: int) -> Float32:

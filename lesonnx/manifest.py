@@ -288,6 +288,15 @@ class Manifest(Strict):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
         return self
 
+    @property
+    def residual_size(self) -> int:
+        """The values of a token in what segments hand on as ``residual``: the hidden size, in Gemma 4 twice that."""
+        for part in self.parts:
+            for value in part.outputs:
+                if value.name == "residual_out" and isinstance(value.shape[-1], int):
+                    return value.shape[-1]
+        return self.model.hidden_size
+
     def part(self, role: str, layer_idx: int | None = None) -> Part:
         """The part of a role (and layer); KeyError where there is none."""
         for part in self.parts:

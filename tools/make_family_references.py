@@ -4,7 +4,7 @@
     python tools/make_family_references.py tests/data            # all, or: … tests/data glm4_moe phimoe
 
 Weights are random, seeded by the name, rounded to bfloat16; the reference is computed in float32 with eager attention.
-``rope.npz`` holds the last logits of the qwen3_moe checkpoint under other rotary settings, past their original windows.
+``variants.npz`` holds the last logits of checkpoints under other settings: past rotary and sliding windows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TOKENS, VOCAB, PROMPT, NEW = 96, 320, 24, 40
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0} | parameters}
+
+
 COMMON = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -65,33 +71,57 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
     },
 }  # fmt: skip
-# Rotary settings on the qwen3_moe checkpoint, whose heads have 32 values.
-ROPES: dict[str, dict[str, Any]] = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn_untruncated": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False,
-        "beta_fast": 16.0, "beta_slow": 2.0,
-    },
-    "yarn_mscale": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7,
-        "mscale_all_dim": 1.2,
-    },
-    "yarn_attention_factor": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.3,
-    },
-    "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "longrope": {
-        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32,
-        "short_factor": [1.0 + i / 16 for i in range(16)], "long_factor": [2.0 + i for i in range(16)],
-    },
+# Settings that real configs have, on checkpoints that are there: the last 32 of 96 logits are kept.
+SHORT = {"max_position_embeddings": 32}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("qwen3_moe", SHORT | rope(rope_type="linear", factor=4.0)),
+    "dynamic": ("qwen3_moe", SHORT | rope(rope_type="dynamic", factor=4.0)),
+    "yarn": ("qwen3_moe", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+    "yarn_untruncated": (
+        "qwen3_moe",
+        rope(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=32, truncate=False, beta_fast=16.0,
+            beta_slow=2.0,
+        ),
+    ),
+    "yarn_mscale": (
+        "qwen3_moe",
+        rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=1.2),
+    ),
+    "yarn_attention_factor": (
+        "qwen3_moe", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, attention_factor=1.3),
+    ),
+    "llama3": (
+        "qwen3_moe",
+        rope(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "longrope": (
+        "qwen3_moe",
+        rope(
+            rope_type="longrope", factor=4.0, original_max_position_embeddings=32,
+            short_factor=[1.0 + i / 16 for i in range(16)], long_factor=[2.0 + i for i in range(16)],
+        ),
+    ),
+    "latent_yarn": (
+        "deepseek_v3",
+        rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "latent_halves": ("deepseek_v3", {"rope_interleave": False}),
+    "groups_by_best": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    "window_everywhere": ("mixtral", {"sliding_window": 16}),
+    "window_qwen3": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
+    "window_by_layer": (
+        "qwen2_moe",
+        {
+            "use_sliding_window": True, "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "clipped": ("olmoe", {"clip_qkv": 0.5}),
 }  # fmt: skip
-# transformers reads the window of dynamic scaling from here.
-ROPE_WINDOW = 32
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -149,24 +179,22 @@ def make_family(data: Path, name: str) -> None:
     print(name, sorted(path.name for path in directory.iterdir()))
 
 
-def make_ropes(data: Path) -> None:
-    directory = data / "checkpoints" / "qwen3_moe"
-    with np.load(directory / "reference.npz") as arrays:
-        ids = arrays["input_ids"]
+def make_variants(data: Path) -> None:
     found: dict[str, np.ndarray] = {}
-    for name, parameters in ROPES.items():
-        parameters = {"rope_theta": 10000.0} | parameters
-        model = load(directory, rope_parameters=parameters, max_position_embeddings=ROPE_WINDOW)
+    for name, (checkpoint, changes) in VARIANTS.items():
+        directory = data / "checkpoints" / checkpoint
+        with np.load(directory / "reference.npz") as arrays:
+            ids = arrays["input_ids"]
         with torch.no_grad():
-            found[name] = model(torch.from_numpy(ids)[None]).logits[0, -32:].numpy()
-        found[f"{name}_config"] = np.array(json.dumps(parameters))
-    np.savez_compressed(data / "rope.npz", **found)
+            found[name] = load(directory, **changes)(torch.from_numpy(ids)[None]).logits[0, -32:].numpy()
+        found[f"{name}_config"] = np.array(json.dumps([checkpoint, changes]))
+    np.savez_compressed(data / "variants.npz", **found)
 
 
 def main() -> None:
-    data, chosen = Path(sys.argv[1]), sys.argv[2:] or [*FAMILIES, "rope"]
+    data, chosen = Path(sys.argv[1]), sys.argv[2:] or [*FAMILIES, "variants"]
     for name in chosen:
-        make_ropes(data) if name == "rope" else make_family(data, name)
+        make_variants(data) if name == "variants" else make_family(data, name)
 
 
 if __name__ == "__main__":

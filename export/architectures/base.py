@@ -20,6 +20,8 @@ from lesonnx_export.rope import Rope, make_rope
 ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
+# Entries of ``layer_types``.
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Decoder:
     defaults: ClassVar[dict[str, Any]] = {}
     default_rope_theta = 10000.0
     moe_intermediate_key = "moe_intermediate_size"
+    activation_key = "hidden_act"
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
@@ -87,9 +90,9 @@ class Decoder:
             raise CheckpointError(f"config.json: head_dim must be a multiple of 8, found {self.head_dim}")
 
     def _activation(self) -> Activation:
-        name = self.config.raw("hidden_act", "silu")
+        name = self.config.raw(self.activation_key, "silu")
         if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+            raise CheckpointError(f"config.json: {self.activation_key} {name!r} is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def _head_dim(self) -> int:
@@ -160,7 +163,7 @@ class Decoder:
             layer_idx,
             query,
             key,
-            value,
+            self.shape_value(step, value),
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
@@ -197,6 +200,10 @@ class Decoder:
         """Normalisation of queries and keys [1,T,heads*size]; none by default."""
         return query, key
 
+    def shape_value(self, step: Step, value: str) -> str:
+        """What becomes of values [1,T,heads*size] before they are cached."""
+        return value
+
     def normalize_heads(self, step: Step, query: str, query_norm: str, key: str, key_norm: str) -> tuple[str, str]:
         """Every head of queries and of keys normalised by itself, with the weights of those names."""
         eps = self.rms_norm_eps
@@ -215,9 +222,14 @@ class Decoder:
     def dense(self, step: Step, layer_idx: int, residual: str) -> str:
         """The second half of a layer without experts, residual added."""
         graph = step.graph
+        x = self.ffn_input(step, layer_idx, residual)
+        return graph.op("Add", residual, self.gated_mlp(step, layer_idx, x))
+
+    def gated_mlp(self, step: Step, layer_idx: int, x: str) -> str:
+        """The gated MLP that is no expert, of normalised x [1,T,H]."""
+        graph = step.graph
         prefix = f"layers.{layer_idx}.mlp."
         size = self.dense_intermediate_size()
-        x = self.ffn_input(step, layer_idx, residual)
         fused = step.fused_linear(
             x, [(f"{prefix}gate_proj.weight", size, None), (f"{prefix}up_proj.weight", size, None)], self.hidden_size
         )
@@ -228,8 +240,7 @@ class Decoder:
             active = graph.op("Gelu", gate, approximate="tanh")
         else:
             active = graph.op("Relu", gate)
-        down = step.linear(graph.op("Mul", active, up), f"{prefix}down_proj.weight", self.hidden_size, size)
-        return graph.op("Add", residual, down)
+        return step.linear(graph.op("Mul", active, up), f"{prefix}down_proj.weight", self.hidden_size, size)
 
     # -- experts -----------------------------------------------------------------------------------------------------
 
@@ -238,6 +249,23 @@ class Decoder:
         graph = step.graph
         x = self.ffn_input(step, layer_idx, residual)
         return graph.op("Reshape", x, graph.constant([-1, self.hidden_size], "int64"))
+
+    def router_input(self, step: Step, layer_idx: int, residual: str, moe_input: str) -> str:
+        """What the router sees, [T,H], where that is not what the experts see."""
+        return moe_input
+
+    @property
+    def residual_size(self) -> int:
+        """How many values a token has in what is carried past the experts: the residual, perhaps more."""
+        return self.hidden_size
+
+    def carry(self, step: Step, layer_idx: int, residual: str) -> str:
+        """What is carried past the experts of a layer, [1,T,residual_size]."""
+        return residual
+
+    def combine(self, step: Step, layer_idx: int, carried: str, mixed: str) -> str:
+        """The layer's output [1,T,H] from what was carried and the weighted sum of its experts [1,T,H]."""
+        return step.graph.op("Add", carried, mixed)
 
     def router_scores(self, step: Step, layer_idx: int, moe_input: str) -> str:
         """What the router ranks experts by: [T,E]."""

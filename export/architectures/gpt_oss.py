@@ -11,7 +11,7 @@ import numpy as np
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
-from lesonnx_export.architectures.base import Decoder, Routing
+from lesonnx_export.architectures.base import FULL, SLIDING, Decoder, Routing
 from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Float32, Weights
 from lesonnx_export.config import Config
@@ -19,7 +19,7 @@ from lesonnx_export.expert import ExpertShape, ExpertTensors
 from lesonnx_export.prequantized import mxfp4_item
 from lesonnx_export.rope import Rope, make_rope
 
-LAYER_TYPES = ("sliding_attention", "full_attention")
+LAYER_TYPES = (SLIDING, FULL)
 # What the original release leaves unsaid.
 YARN = {
     "rope_type": "yarn",
@@ -87,7 +87,7 @@ class Architecture(Decoder):
         return True
 
     def sliding_window_of(self, layer_idx: int) -> int | None:
-        return self.sliding_window if self.layer_types[layer_idx] == "sliding_attention" else None
+        return self.sliding_window if self.layer_types[layer_idx] == SLIDING else None
 
     def sinks(self, step: Step, prefix: str) -> str:
         return step.vector(f"{prefix}sinks", self.num_attention_heads)
