@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class Step:
             by_head = graph.op("Transpose", x, perm=[0, 2, 1, 3])
             product = graph.op("MatMul", by_head, graph.weight(hint, np.ascontiguousarray(matrices.transpose(0, 2, 1))))
             return graph.op("Transpose", product, perm=[0, 2, 1, 3])
-        heads = graph.ops("Split", num_heads, x, axis=2, num_outputs=num_heads)
+        heads = graph.ops("Split", num_heads, x, graph.constant([1] * num_heads, "int64"), axis=2)
         products = [
             self._product(head, f"{hint}.{index}", matrix)
             for index, (head, matrix) in enumerate(zip(heads, matrices, strict=True))
@@ -239,14 +239,13 @@ class Step:
     def _frequencies(self, rope: Rope) -> str:
         """Inverse frequencies [r/2]; of kinds that depend on it, at the sequence's length with this step."""
         graph = self.graph
-        plain = graph.constant(rope.inverse_frequencies)
-        if rope.dynamic_factor is None and rope.long_inverse_frequencies is None:
-            return plain
+        plain, factor = graph.constant(rope.inverse_frequencies), rope.dynamic_factor
         if rope.long_inverse_frequencies is not None:
             return graph.op("Where", self._is_long(rope), graph.constant(rope.long_inverse_frequencies), plain)
+        if factor is None:
+            return plain
         total = graph.op("Cast", graph.input(TOTAL_LENGTH, "int32", []), to=1)
         original = float(rope.original_max_position_embeddings)
-        factor = rope.dynamic_factor
         exceeding = graph.op("Max", total, graph.constant(original))
         stretch = graph.op(
             "Sub", graph.op("Mul", exceeding, graph.constant(factor / original)), graph.constant(factor - 1)
@@ -261,7 +260,7 @@ class Step:
 
     def rotate(self, x: str, rope: Rope, num_heads: int, head_dim: int, *, interleaved: bool = False) -> str:
         """Rotary embedding of the leading values of every head of [1,T,heads*size]: halves, or pairs, are rotated."""
-        partial = {"rotary_embedding_dim": rope.rotary_dim} if rope.rotary_dim < head_dim else {}
+        partial: dict[str, Any] = {"rotary_embedding_dim": rope.rotary_dim} if rope.rotary_dim < head_dim else {}
         return self.graph.op(
             "RotaryEmbedding", x, *self.rotary(rope), num_heads=num_heads, interleaved=int(interleaved), **partial
         )

@@ -179,24 +179,27 @@ class Checkpoint:
     def scale_shape(self, name: str) -> tuple[int, ...]:
         """The shape that the scales of a float8 tensor must have."""
         *outer, rows, columns = self.info(name).shape
-        block_rows, block_columns = self._weight_block_size()
+        block_rows, block_columns = self._weight_block_size(name)
         return (*outer, -(-rows // block_rows), -(-columns // block_columns))
 
-    def _weight_block_size(self) -> tuple[int, int]:
-        quantization = self.config.get("quantization_config") or self.config.get("text_config", {}).get(
-            "quantization_config"
-        )
+    def _weight_block_size(self, name: str) -> tuple[int, int]:
+        """The rows and columns that share a scale; CheckpointError where the config does not say."""
+        text_config = self.config.get("text_config")
+        quantization = self.config.get("quantization_config")
+        if quantization is None and isinstance(text_config, dict):
+            quantization = text_config.get("quantization_config")
         size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
         if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+            info = self.info(name)
             raise CheckpointError(
-                "config.json: float8 tensors need a quantization_config.weight_block_size [rows, columns],"
-                f" found {size!r}"
+                f"{info.file.name}: tensor {info.key!r} is {info.dtype}, which needs weight_block_size [rows, columns]"
+                f" in the quantization_config of config.json, found {size!r}"
             )
         return size[0], size[1]
 
     def _scales(self, name: str, index: int | slice | None, shape: tuple[int, ...]) -> Float32:
         """The scale of every value that ``read`` gives of a float8 tensor."""
-        block_rows, block_columns = self._weight_block_size()
+        block_rows, block_columns = self._weight_block_size(name)
         info = self.info(name)
         if isinstance(index, slice) and len(info.shape) == 2:
             rows = np.arange(info.shape[0])[index] // block_rows

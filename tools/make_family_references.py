@@ -110,7 +110,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0),
     ),
     "latent_halves": ("deepseek_v3", {"rope_interleave": False}),
-    "groups_by_best": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    "groups_by_best": ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1}),
     "window_everywhere": ("mixtral", {"sliding_window": 16}),
     "window_qwen3": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
     "window_by_layer": (
