@@ -18,6 +18,7 @@ from checkpoints import (
     Config,
     Tensors,
     derive,
+    fuse_experts,
     nest_text_config,
     prefix_with,
     read_config,
@@ -92,6 +93,14 @@ def test_layout_does_not_matter(bundle_of: BundleFactory, tmp_path: Path, name: 
     reference = read_reference(name)
     prompt = reference["input_ids"][: int(reference["greedy_prompt_len"])].tolist()
     assert greedy(bundle_of(checkpoint), prompt, 10) == reference["greedy_ids"][:10].tolist()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"])
+def test_fused_experts(bundle_of: BundleFactory, tmp_path: Path, name: str) -> None:
+    """As transformers 5 holds them: gate and up of all experts in one tensor [E, 2 I, H]."""
+    checkpoint = derive(name, tmp_path / "fused", tensors=fuse_experts)
+    assert not any(".experts.0." in key for key in fuse_experts(read_tensors(name)))
+    assert_same_bundle(bundle_of, name, checkpoint)
 
 
 def test_float8_blocks_with_partial_edges(tmp_path: Path) -> None:
