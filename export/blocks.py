@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from lesonnx.manifest import Dtype, State
 from lesonnx_export.checkpoint import Float32, Weights
 from lesonnx_export.graph import MICROSOFT, Graph, StoredTensor
 from lesonnx_export.quantize import fitting_block_size, quantize
+from lesonnx_export.rope import Rope
 
 DenseBits = Literal[4, 8, 32]
 FloatKvBits = Literal[16, 32]
@@ -73,6 +74,11 @@ class Step:
         weight = self.shared(name, make)
         return self.graph.op("RMSNormalization", x, weight, axis=-1, epsilon=eps)
 
+    def unit_norm(self, x: str, size: int, eps: float) -> str:
+        """RMS normalisation over the last axis without a weight."""
+        ones = self.graph.constant(np.ones(size, np.float32))
+        return self.graph.op("RMSNormalization", x, ones, axis=-1, epsilon=eps)
+
     def linear(self, x: str, name: str, rows: int, columns: int, bias: str | None = None) -> str:
         """``x W^T (+ b)``, W [rows, columns] of the checkpoint, in the dense parts' precision."""
         return self.fused_linear(x, [(name, rows, bias)], columns)
@@ -88,19 +94,49 @@ class Step:
             bias = self.graph.constant(np.concatenate(biases))
         return self.product(x, parts[0][0], matrix, bias)
 
+    def head_linear(self, x: str, hint: str, matrices: Float32) -> str:
+        """A linear map of its own for every head: x [1,T,heads,n], matrices [heads,m,n] -> [1,T,heads,m]."""
+        graph, num_heads = self.graph, len(matrices)
+        if self.precision.dense_bits == 32:
+            by_head = graph.op("Transpose", x, perm=[0, 2, 1, 3])
+            product = graph.op("MatMul", by_head, graph.weight(hint, np.ascontiguousarray(matrices.transpose(0, 2, 1))))
+            return graph.op("Transpose", product, perm=[0, 2, 1, 3])
+        heads = graph.ops("Split", num_heads, x, graph.constant([1] * num_heads, "int64"), axis=2)
+        products = [
+            self.product(head, f"{hint}.{index}", matrix)
+            for index, (head, matrix) in enumerate(zip(heads, matrices, strict=True))
+        ]
+        return graph.op("Concat", *products, axis=2)
+
     def product(self, x: str, hint: str, matrix: Float32, bias: str = "") -> str:
         """``x W^T (+ b)`` of a matrix [rows, columns] in the dense parts' precision; ``hint`` names it."""
-        columns = matrix.shape[1]
         if self.precision.dense_bits == 32:
             product = self.float_product(x, hint, matrix)
             return self.graph.op("Add", product, bias) if bias else product
-        weight, scales = self._store_quantized(hint, iter([matrix]), len(matrix), columns)
+        rows, columns = matrix.shape
+        weight, scales = self._store_quantized(hint, iter([matrix]), rows, columns)
         return self._matmul_nbits(x, hint, weight, scales, columns, bias)
 
-    def router_linear(self, x: str, name: str, rows: int, columns: int) -> str:
-        """``x W^T`` in float32 whatever the precision of the rest: routing must not move."""
+    def router_linear(self, x: str, name: str, rows: int, columns: int, bias: str | None = None) -> str:
+        """``x W^T (+ b)`` in float32 whatever the precision of the rest: routing must not move."""
         weight = self.shared(f"{name}.T", lambda: np.ascontiguousarray(self.weights(name, rows, columns).T))
-        return self.graph.op("MatMul", x, weight)
+        product = self.graph.op("MatMul", x, weight)
+        return product if bias is None else self.graph.op("Add", product, self.vector(bias, rows))
+
+    def vector(self, name: str, size: int) -> str:
+        """A small float32 weight as it is: a bias, sinks."""
+        return self.shared(name, lambda: self.weights(name, size))
+
+    def scaled(self, x: str, factor: float) -> str:
+        """x times a constant; x itself where that is 1."""
+        return x if factor == 1 else self.graph.op("Mul", x, self.graph.constant(factor))
+
+    def column(self, rows: str, value: float) -> str:
+        """[T,1] of one value, for as many rows as ``rows`` [T,n] has."""
+        graph = self.graph
+        shape = graph.op("Shape", rows, start=0, end=1)
+        shape = graph.op("Concat", shape, graph.constant([1], "int64"), axis=0)
+        return graph.op("Expand", graph.constant(value), shape)
 
     def float_product(self, x: str, hint: str, matrix: Float32) -> str:
         """``x W^T`` in float32 whatever the precision of the rest."""
@@ -197,41 +233,78 @@ class Step:
 
     # -- positions and attention -------------------------------------------------------------------------------------
 
-    def rotary(self, inverse_frequencies: Float32) -> tuple[str, str]:
-        """Cosines and sines [1,T,r/2] of the positions, computed once a part; ``inverse_frequencies`` [r/2]."""
-        key = inverse_frequencies.tobytes()
-        if key not in self._rotary:
+    def rotary(self, rope: Rope) -> tuple[str, str]:
+        """Cosines and sines [1,T,r/2] of the positions, computed once a part."""
+        if rope.key not in self._rotary:
             graph = self.graph
             positions = graph.op("Cast", graph.input(POSITION_IDS, "int64", [1, "T"]), to=1)
             angles = graph.op(
-                "Mul",
-                graph.op("Unsqueeze", positions, graph.constant([-1], "int64")),
-                graph.constant(inverse_frequencies),
+                "Mul", graph.op("Unsqueeze", positions, graph.constant([-1], "int64")), self._frequencies(rope)
             )
-            self._rotary[key] = (graph.op("Cos", angles), graph.op("Sin", angles))
-        return self._rotary[key]
+            cosines, sines = graph.op("Cos", angles), graph.op("Sin", angles)
+            if (rope.attention_factor, rope.long_attention_factor) != (1, 1):
+                factor = graph.constant(rope.attention_factor)
+                if rope.long_inverse_frequencies is not None:
+                    factor = graph.op("Where", self._is_long(rope), graph.constant(rope.long_attention_factor), factor)
+                cosines, sines = graph.op("Mul", cosines, factor), graph.op("Mul", sines, factor)
+            self._rotary[rope.key] = (cosines, sines)
+        return self._rotary[rope.key]
 
-    def rotate(self, x: str, rotary: tuple[str, str], num_heads: int, rotary_dim: int | None = None) -> str:
-        """Rotary embedding (halves rotated) of [1,T,heads*size], or of every head's first ``rotary_dim`` values."""
-        attributes = {"num_heads": num_heads, "interleaved": 0}
-        if rotary_dim is not None:
-            attributes["rotary_embedding_dim"] = rotary_dim
-        return self.graph.op("RotaryEmbedding", x, *rotary, domain="", **attributes)
-
-    def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float, offset: float = 0.0) -> str:
-        """RMS normalisation of every head by itself: [1,T,heads*size]."""
+    def _frequencies(self, rope: Rope) -> str:
+        """Inverse frequencies [r/2]; of kinds that depend on it, at the sequence's length with this step."""
         graph = self.graph
-        split = graph.op("Reshape", x, graph.constant([1, -1, num_heads, head_dim], "int64"))
-        return graph.op(
-            "Reshape",
-            self.norm(split, name, head_dim, eps, offset),
-            graph.constant([1, -1, num_heads * head_dim], "int64"),
+        plain, factor = graph.constant(rope.inverse_frequencies), rope.dynamic_factor
+        if rope.long_inverse_frequencies is not None:
+            return graph.op("Where", self._is_long(rope), graph.constant(rope.long_inverse_frequencies), plain)
+        if factor is None:
+            return plain
+        total = graph.op("Cast", graph.input(TOTAL_LENGTH, "int32", []), to=1)
+        original = float(rope.original_max_position_embeddings)
+        exceeding = graph.op("Max", total, graph.constant(original))
+        stretch = graph.op(
+            "Sub", graph.op("Mul", exceeding, graph.constant(factor / original)), graph.constant(factor - 1)
+        )
+        exponents = -np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(max(1, rope.rotary_dim - 2))
+        return graph.op("Mul", plain, graph.op("Pow", stretch, graph.constant(exponents)))
+
+    def _is_long(self, rope: Rope) -> str:
+        """Whether the sequence, with this step, exceeds the original window: a scalar."""
+        original = self.graph.constant(rope.original_max_position_embeddings, "int32")
+        return self.graph.op("Greater", self.graph.input(TOTAL_LENGTH, "int32", []), original)
+
+    def rotate(self, x: str, rope: Rope, num_heads: int, head_dim: int, *, interleaved: bool = False) -> str:
+        """Rotary embedding of the leading values of every head of [1,T,heads*size]: halves, or pairs, are rotated."""
+        partial: dict[str, Any] = {"rotary_embedding_dim": rope.rotary_dim} if rope.rotary_dim < head_dim else {}
+        return self.graph.op(
+            "RotaryEmbedding", x, *self.rotary(rope), num_heads=num_heads, interleaved=int(interleaved), **partial
         )
 
+    def head_norm(self, x: str, name: str, num_heads: int, head_dim: int, eps: float, offset: float = 0.0) -> str:
+        """RMS normalisation of every head by itself: [1,T,heads*size]; without a weight where the name is empty."""
+        graph = self.graph
+        split = graph.op("Reshape", x, graph.constant([1, -1, num_heads, head_dim], "int64"))
+        normed = self.norm(split, name, head_dim, eps, offset) if name else self.unit_norm(split, head_dim, eps)
+        return graph.op("Reshape", normed, graph.constant([1, -1, num_heads * head_dim], "int64"))
+
     def attention(
-        self, layer_idx: int, query: str, key: str, value: str, *, num_heads: int, num_kv_heads: int, head_dim: int
+        self,
+        layer_idx: int,
+        query: str,
+        key: str,
+        value: str,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        sinks: str = "",
     ) -> str:
-        """Causal grouped-query attention over the layer's cache: [1,T,heads*size]; declares the layer's two states."""
+        """Causal grouped-query attention over the layer's cache: [1,T,heads*size]; declares the layer's two states.
+
+        ``scale`` of the products is ``head_dim ** -0.5`` if None; a token sees the last ``sliding_window`` tokens,
+        itself included; ``sinks`` [heads] are logits of a further key whose value is zero.
+        """
         graph = self.graph
         shape: list[int | str] = [1, num_kv_heads, "S", head_dim]
         dtype: Dtype = "float16" if self.precision.kv_bits == 16 else "float32"
@@ -245,10 +318,12 @@ class Step:
             *past,
             graph.input(PAST_LENGTH, "int32", [1]),
             graph.input(TOTAL_LENGTH, "int32", []),
+            *(["", "", "", "", sinks] if sinks else []),
             domain=MICROSOFT,
             num_heads=num_heads,
             kv_num_heads=num_kv_heads,
-            scale=head_dim**-0.5,
+            scale=head_dim**-0.5 if scale is None else scale,
+            **({} if sliding_window is None else {"local_window_size": sliding_window}),
         )
         for name, present in (("key", present_key), ("value", present_value)):
             graph.output(present, f"present_{name}_{layer_idx}", dtype, shape)
@@ -270,10 +345,3 @@ class Step:
 def _reshaped(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
     """The same stored bytes under another shape."""
     return StoredTensor(tensor.offset_bytes, tensor.length_bytes, tensor.dtype, shape)
-
-
-def inverse_frequencies(theta: float, rotary_dim: int) -> Float32:
-    """Rotary inverse frequencies [rotary_dim / 2]: ``theta ** (-2i / rotary_dim)``, in float32 as in transformers."""
-    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    frequencies: Float32 = (np.float32(1) / np.power(np.float32(theta), exponents)).astype(np.float32)
-    return frequencies

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy, which safetensors asks for by name)
+import ml_dtypes  # also registers bfloat16 with numpy, which safetensors asks for by name
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lesonnx.errors import CheckpointError
 
-FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOAT8 = "F8_E4M3"
+FLOAT_DTYPES = {"F32": 4, "F16": 2, "BF16": 2, FLOAT8: 1}
+# What a float8 tensor's name gets for its scales: a factor for each block of rows and columns, whatever "inv" says.
+SCALE_SUFFIX = "_scale_inv"
 # Where the language model's tensors begin, in the spellings seen on the hub.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
 EMBEDDING = "embed_tokens.weight"
@@ -143,28 +146,81 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory}: tensor {name!r} is missing") from None
 
     def read(self, name: str, index: int | slice | None = None) -> Float32:
-        """A tensor (or one index, or a range, of its first axis) as a fresh contiguous float32 array."""
+        """A tensor (or one index, or a range, of its first axis) as a fresh contiguous float32 array.
+
+        Float8 tensors are multiplied by their scales, so what is given is what the checkpoint means.
+        """
         info = self.info(name)
         if info.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"{info.file.name}: tensor {info.key!r} is {info.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
             )
-        try:
-            with safe_open(info.file, framework="numpy") as file:
-                data = file.get_tensor(info.key) if index is None else file.get_slice(info.key)[index]
-                array = np.array(data, dtype=np.float32, order="C")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{info.file}: tensor {info.key!r} cannot be read: {error}") from None
+        array = self.raw(name, index).astype(np.float32, order="C")
+        if info.dtype == FLOAT8:
+            array *= self._scales(name, index, array.shape)
         # Minimum and maximum show NaN and infinity without a second array.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise CheckpointError(f"{info.file}: tensor {info.key!r} holds values that are not finite")
         return array
+
+    def raw(self, name: str, index: int | slice | None = None) -> NDArray[Any]:
+        """As ``read``, but in the type in which it is stored, and without scales."""
+        info = self.info(name)
+        try:
+            if info.dtype == FLOAT8:  # which safetensors does not give to numpy
+                stored = _mapped_bytes(info).view(ml_dtypes.float8_e4m3fn).reshape(info.shape)
+                return np.array(stored if index is None else stored[index], order="C")
+            with safe_open(info.file, framework="numpy") as file:
+                data = file.get_tensor(info.key) if index is None else file.get_slice(info.key)[index]
+                return np.array(data, order="C")
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{info.file}: tensor {info.key!r} cannot be read: {error}") from None
+
+    def scale_shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the scales of a float8 tensor must have."""
+        *outer, rows, columns = self.info(name).shape
+        block_rows, block_columns = self._weight_block_size(name)
+        return (*outer, -(-rows // block_rows), -(-columns // block_columns))
+
+    def _weight_block_size(self, name: str) -> tuple[int, int]:
+        """The rows and columns that share a scale; CheckpointError where the config does not say."""
+        text_config = self.config.get("text_config")
+        quantization = self.config.get("quantization_config")
+        if quantization is None and isinstance(text_config, dict):
+            quantization = text_config.get("quantization_config")
+        size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+        if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+            info = self.info(name)
+            raise CheckpointError(
+                f"{info.file.name}: tensor {info.key!r} is {info.dtype}, which needs weight_block_size [rows, columns]"
+                f" in the quantization_config of config.json, found {size!r}"
+            )
+        return size[0], size[1]
+
+    def _scales(self, name: str, index: int | slice | None, shape: tuple[int, ...]) -> Float32:
+        """The scale of every value that ``read`` gives of a float8 tensor."""
+        block_rows, block_columns = self._weight_block_size(name)
+        info = self.info(name)
+        if isinstance(index, slice) and len(info.shape) == 2:
+            rows = np.arange(info.shape[0])[index] // block_rows
+            scales = self.read(name + SCALE_SUFFIX)[rows]
+        else:
+            scales = np.repeat(self.read(name + SCALE_SUFFIX, index), block_rows, axis=-2)[..., : shape[-2], :]
+        return np.repeat(scales, block_columns, axis=-1)[..., : shape[-1]]
 
     def rows(self, name: str, rows_at_once: int) -> Iterator[Float32]:
         """A matrix in chunks of rows, for tensors too large to hold at once."""
         num_rows = self.info(name).shape[0]
         for start in range(0, num_rows, rows_at_once):
             yield self.read(name, slice(start, min(start + rows_at_once, num_rows)))
+
+
+def _mapped_bytes(info: TensorInfo) -> NDArray[np.uint8]:
+    """The bytes of a tensor, mapped: its place is in the file's header."""
+    with info.file.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        start, end = json.loads(file.read(header_bytes))[info.key]["data_offsets"]
+    return np.memmap(info.file, np.uint8, "r", 8 + header_bytes + start, (end - start,))
 
 
 class Weights:
@@ -190,6 +246,10 @@ class Weights:
                 f"{info.file.name}: tensor {info.key!r} has shape {list(info.shape)}, expected {list(shape)}"
             )
         self.used.add(name)
+        if info.dtype == FLOAT8:
+            if len(shape) < 2:
+                raise CheckpointError(f"{info.file.name}: tensor {info.key!r} is {FLOAT8}, expected a matrix for that")
+            self.expect(name + SCALE_SUFFIX, self.checkpoint.scale_shape(name))
 
     def __call__(self, name: str, *shape: int) -> Float32:
         """The tensor of that name and shape, float32."""
@@ -200,6 +260,14 @@ class Weights:
         """One index of the first axis of a tensor of that (whole) shape: an expert of a fused tensor."""
         self.expect(name, shape)
         return self._zeros(shape[1:]) if self.rehearsal else self.checkpoint.read(name, index)
+
+    def raw_item(self, name: str, dtype: str, index: int, *shape: int) -> NDArray[Any]:
+        """As ``item``, in the stored type, which must be ``dtype`` (safetensors' word): codes that a family decodes."""
+        self.expect(name, shape)
+        info = self.checkpoint.info(name)
+        if info.dtype != dtype:
+            raise CheckpointError(f"{info.file.name}: tensor {info.key!r} is {info.dtype}, expected {dtype}")
+        return np.zeros(shape[1:], np.uint8) if self.rehearsal else self.checkpoint.raw(name, index)
 
     def chunks(self, name: str, rows_at_once: int, *shape: int) -> Iterator[Float32]:
         """A matrix of that shape in chunks of rows."""

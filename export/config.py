@@ -13,7 +13,9 @@ from lesonnx.errors import CheckpointError
 
 # One name for one thing, in the order in which spellings are tried.
 ALIASES: dict[str, tuple[str, ...]] = {
-    "num_experts": ("num_experts", "num_local_experts"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"),
+    "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
     "rms_norm_eps": ("rms_norm_eps", "norm_eps"),
 }
 # Keys that say nothing about the forward pass of inference.
@@ -94,33 +96,6 @@ class Config:
             shown = " or ".join(repr(item) for item in allowed)
             raise CheckpointError(f"config.json: {key} is {value!r}, only {shown} is supported for {self.model_type}")
 
-    def rope_theta(self, default: float) -> float:
-        """The rotary base; only unscaled rotary positions are accepted.
-
-        transformers 5 writes ``rope_parameters``, transformers 4 ``rope_theta`` and ``rope_scaling``.
-        """
-        for key in ("rope_parameters", "rope_scaling"):
-            parameters = self.raw(key, {})
-            if not isinstance(parameters, dict):
-                raise CheckpointError(f"config.json: {key} must be an object, found {parameters!r}")
-            rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-            if rope_type != "default":
-                raise CheckpointError(
-                    f"config.json: {key} of type {rope_type!r} is not supported for {self.model_type}"
-                )
-        theta = self.raw("rope_parameters", {}).get("rope_theta", self.raw("rope_theta", default))
-        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
-            raise CheckpointError(f"config.json: rope_theta must be a positive number, found {theta!r}")
-        return float(theta)
-
-    def partial_rotary_factor(self, default: float) -> float:
-        """The share of a head that is rotated; transformers 5 writes it into ``rope_parameters``."""
-        inside = self.raw("rope_parameters", {}).get("partial_rotary_factor")
-        factor = self.raw("partial_rotary_factor", default) if inside is None else inside
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
-            raise CheckpointError(f"config.json: partial_rotary_factor must be above 0 and at most 1, found {factor!r}")
-        return float(factor)
-
     def layer_types(self, count: int, known: tuple[str, ...], default: list[str] | None = None) -> list[str]:
         """What mixes tokens in each of ``count`` layers."""
         values = self.raw("layer_types", default) if default else self.raw("layer_types")
@@ -144,16 +119,6 @@ class Config:
             key
             for key, value in self.values.items()
             if value not in (None, False, [], {}) and key not in self.read and key not in IGNORED
-        )
-
-
-def refuse_quantized(config: Config) -> None:
-    """Checkpoints that are already quantized need a reader of their own."""
-    quantization = config.raw("quantization_config", None)
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"config.json: quantization_config of method {method!r} is not supported; export the unquantized checkpoint"
         )
 
 

@@ -91,9 +91,10 @@ class PartBuilder:
         residual = self._enter(step, self._before(layer_idx), layer_idx)
         residual = architecture.mixer(step, layer_idx, residual)
         moe_input = architecture.moe_input(step, layer_idx, residual)
-        routing = architecture.route(step, layer_idx, moe_input)
+        routing = architecture.route(step, layer_idx, architecture.router_input(step, layer_idx, residual, moe_input))
+        carried = architecture.carry(step, layer_idx, residual)
         slots, experts, hidden = architecture.num_experts_per_tok, architecture.num_experts, architecture.hidden_size
-        graph.output(residual, "residual_out", "float32", [1, "T", hidden])
+        graph.output(carried, "residual_out", "float32", [1, "T", architecture.residual_size])
         graph.output(moe_input, "moe_input", "float32", ["T", hidden])
         graph.output(routing.ids, "topk_ids", "int64", ["T", slots])
         graph.output(routing.weights, "topk_weights_out", "float32", ["T", slots])
@@ -119,18 +120,22 @@ class PartBuilder:
         if moe_idx is None:
             residual, first = graph.input("hidden", "float32", shape), 0
         else:
-            residual, first = self._combine(step), moe_idx + 1
+            residual, first = self._combine(step, moe_idx), moe_idx + 1
             residual = graph.output(residual, f"layer_output_{moe_idx}", "float32", shape)
         for layer_idx in range(first, until):
             residual = architecture.dense(step, layer_idx, architecture.mixer(step, layer_idx, residual))
             residual = graph.output(residual, f"layer_output_{layer_idx}", "float32", shape)
         return residual
 
-    def _combine(self, step: Step, expert_out: str | None = None) -> str:
-        """residual + sum over slots of weight times output, in the router's order, + the weighted shared expert."""
+    def _combine(self, step: Step, layer_idx: int, expert_out: str | None = None) -> str:
+        """The output of MoE layer ``layer_idx``.
+
+        Of its experts it takes the sum over slots of weight times output, in the router's order, and the weighted
+        shared expert.
+        """
         architecture, graph = self.architecture, step.graph
         hidden, slots = architecture.hidden_size, architecture.num_experts_per_tok
-        residual = graph.input("residual", "float32", [1, "T", hidden])
+        residual = graph.input("residual", "float32", [1, "T", architecture.residual_size])
         expert_out = expert_out or graph.input("expert_out", "float32", ["T", slots, hidden])
         weights = graph.input("topk_weights", "float32", ["T", slots])
         row = graph.op("Unsqueeze", weights, graph.constant([1], "int64"))
@@ -139,7 +144,7 @@ class PartBuilder:
             shared_out = graph.input("shared_out", "float32", ["T", hidden])
             shared = graph.op("Mul", shared_out, graph.input("shared_weights", "float32", ["T", 1]))
             mixed = graph.op("Add", mixed, shared)
-        return graph.op("Add", residual, mixed)
+        return architecture.combine(step, layer_idx, residual, mixed)
 
     def _lookahead(self, step: Step, layer_idx: int) -> None:
         """The router of ``layer_idx`` on what is known of the layer before: rows not ``ready`` count as zero.
@@ -151,7 +156,12 @@ class PartBuilder:
         expert_out = graph.input("expert_out", "float32", ["T", slots, hidden])
         ready = graph.op("Unsqueeze", graph.input("ready", "bool", ["T", slots]), graph.constant([2], "int64"))
         known = graph.op("Where", ready, expert_out, graph.constant(0.0))
-        residual = self._combine(step, known)
+        before = self._before(layer_idx)
+        if before is None:
+            raise ValueError(f"nothing comes before MoE layer {layer_idx} to look from")
+        residual = self._combine(step, before, known)
         moe_input = architecture.moe_input(step, layer_idx, residual)
-        scores = architecture.router_scores(step, layer_idx, moe_input)
+        scores = architecture.router_scores(
+            step, layer_idx, architecture.router_input(step, layer_idx, residual, moe_input)
+        )
         graph.output(scores, "scores", "float32", ["T", architecture.num_experts])

@@ -393,6 +393,15 @@ class Manifest(Strict):
             if len(row.shape) != 3 or row.shape[:2] != [1, "T"] or isinstance(size, str) or not 0 < size < 1 << 20:
                 raise ValueError(f"shape {row.shape} of the rows {row.name!r} is not [1, 'T', size]")
 
+    @property
+    def residual_size(self) -> int:
+        """The values of a token in what segments hand on as ``residual``: the hidden size, in Gemma 4 twice that."""
+        for part in self.parts:
+            for value in part.outputs:
+                if value.name == "residual_out" and isinstance(value.shape[-1], int):
+                    return value.shape[-1]
+        return self.model.hidden_size
+
     def part(self, role: str, layer_idx: int | None = None) -> Part:
         """The part of a role (and layer); KeyError where there is none."""
         for part in self.parts:

@@ -88,7 +88,7 @@ class _StepBuffers:
         self.hidden = ort.empty_aligned((1, num_rows, hidden), np.float32)
         self.streams = [
             _Stream(
-                ort.empty_aligned((1, num_rows, hidden), np.float32),
+                ort.empty_aligned((1, num_rows, bundle.manifest.residual_size), np.float32),
                 ort.empty_aligned((num_rows, slots), np.float32),
                 ort.empty_aligned((num_rows, 1), np.float32),
             )
@@ -111,7 +111,8 @@ class _StepBuffers:
     def bytes_for(bundle: Bundle, num_rows: int) -> int:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
-        row = model.hidden_size * (5 + model.num_experts_per_tok) + model.num_experts + 6 * model.num_experts_per_tok
+        row = 2 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
+        row += model.num_experts + 6 * model.num_experts_per_tok
         return num_rows * row * 4
 
 

@@ -149,10 +149,12 @@ BAD_CHECKPOINTS = {
     "quantized": BadCheckpoint(
         config(quantization_config={"quant_method": "gptq", "bits": 4}), ("quantization_config", "'gptq'")
     ),
-    "rope_scaling yarn": BadCheckpoint(
-        config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4}), ("config.json", "'yarn'")
+    "rotary positions of another kind": BadCheckpoint(
+        config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e6}), ("config.json", "'spiral'")
     ),
-    "sliding window": BadCheckpoint(config(use_sliding_window=True), ("config.json", "use_sliding_window is True")),
+    "a window of nothing": BadCheckpoint(
+        config(use_sliding_window=True, sliding_window=0), ("config.json", "sliding_window", "0")
+    ),
     "unknown activation": BadCheckpoint(config(hidden_act="mish"), ("config.json", "hidden_act 'mish'")),
     "odd head_dim": BadCheckpoint(config(head_dim=12), ("config.json", "head_dim", "12")),
     "eos of text": BadCheckpoint(config(eos_token_id="</s>"), ("config.json", "eos_token_id", "</s>")),

@@ -13,14 +13,17 @@ from typing import Any, ClassVar, Protocol
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
-from lesonnx_export.blocks import Step, inverse_frequencies
+from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertShape, ExpertTensors
+from lesonnx_export.rope import Rope, make_rope
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
+# Entries of ``layer_types``.
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Decoder:
     defaults: ClassVar[dict[str, Any]] = {}
     default_rope_theta = 10000.0
     moe_intermediate_key = "moe_intermediate_size"
+    activation_key = "hidden_act"
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
@@ -61,8 +65,13 @@ class Decoder:
     replays: Mapping[str, Replayable] = MappingProxyType({})
     # The ONNX Runtime that has the operators of ``--operators native``, where they are younger than the rest.
     native_operators_since: str | None = None
+    # Whether neighbours are rotated as pairs, instead of the halves of a head; whether before q/k are normalised.
+    rope_interleave = False
+    rotates_before_norm = False
+    # Quantized checkpoints that are converted, by ``quant_method``.
+    quantization_methods: ClassVar[frozenset[str]] = frozenset({"fp8"})
     # Tensors that a checkpoint may hold and inference does not need: a pattern for the canonical name -> the reason.
-    skipped: ClassVar[dict[str, str]] = {
+    skipped: dict[str, str] = {  # noqa: RUF012  (an instance that has more makes its own)
         r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph",
         r"(model\.)?mtp\..*": "multi-token prediction head, not part of the decoder",
     }
@@ -84,8 +93,7 @@ class Decoder:
         self.norm_topk_prob = False
         self.activation = self._activation()
         self.head_dim = self._head_dim()
-        self.rotary_dim = self._rotary_dim()
-        self.inverse_frequencies = inverse_frequencies(config.rope_theta(self.default_rope_theta), self.rotary_dim)
+        self.rope = self._rope()
         if self.num_experts_per_tok > self.num_experts:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
@@ -99,9 +107,9 @@ class Decoder:
             raise CheckpointError(f"config.json: head_dim must be a multiple of 8, found {self.head_dim}")
 
     def _activation(self) -> Activation:
-        name = self.config.raw("hidden_act", "silu")
+        name = self.config.raw(self.activation_key, "silu")
         if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+            raise CheckpointError(f"config.json: {self.activation_key} {name!r} is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def _head_dim(self) -> int:
@@ -113,9 +121,9 @@ class Decoder:
             )
         return self.hidden_size // self.num_attention_heads
 
-    def _rotary_dim(self) -> int:
-        """How many of a head's leading values are rotated."""
-        return self.head_dim
+    def _rope(self) -> Rope:
+        """The rotary positions of all layers that have no others."""
+        return make_rope(self.config, self.head_dim, default_theta=self.default_rope_theta)
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
@@ -161,29 +169,74 @@ class Decoder:
         query, key, value = step.graph.ops(
             "Split", 3, fused, step.graph.constant(list(sizes.values()), "int64"), axis=-1
         )
-        query, key = self.normalize_qk(step, prefix, query, key)
-        rotary = step.rotary(self.inverse_frequencies)
+        rope = self.rope_of(layer_idx)
+        if not self.rotates_before_norm:
+            query, key = self.normalize_qk(step, prefix, query, key)
+        query = step.rotate(query, rope, self.num_attention_heads, self.head_dim, interleaved=self.rope_interleave)
+        key = step.rotate(key, rope, self.num_key_value_heads, self.head_dim, interleaved=self.rope_interleave)
+        if self.rotates_before_norm:
+            query, key = self.normalize_qk(step, prefix, query, key)
         mixed = step.attention(
             layer_idx,
-            step.rotate(query, rotary, self.num_attention_heads),
-            step.rotate(key, rotary, self.num_key_value_heads),
-            value,
+            query,
+            key,
+            self.shape_value(step, value),
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
+            scale=self.attention_scale(),
+            sliding_window=self.sliding_window_of(layer_idx),
+            sinks=self.sinks(step, prefix),
         )
-        return step.linear(mixed, f"{prefix}{self.output_name}.weight", self.hidden_size, query_size)
+        name = f"{prefix}{self.output_name}"
+        bias = f"{name}.bias" if self.has_output_bias() else None
+        return step.linear(mixed, f"{name}.weight", self.hidden_size, query_size, bias)
+
+    def rope_of(self, layer_idx: int) -> Rope:
+        """The rotary positions of a layer."""
+        return self.rope
+
+    def attention_scale(self) -> float | None:
+        """What products of queries and keys are multiplied by; None is ``head_dim ** -0.5``."""
+        return None
+
+    def sliding_window_of(self, layer_idx: int) -> int | None:
+        """How many tokens a token of this layer sees, itself included; None is all."""
+        return None
+
+    def sinks(self, step: Step, prefix: str) -> str:
+        """Attention sinks [heads]; an empty name where there are none."""
+        return ""
 
     def has_qkv_bias(self) -> bool:
         return False
 
+    def has_output_bias(self) -> bool:
+        return False
+
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
-        """Normalisation of queries and keys before the rotary embedding; none by default."""
+        """Normalisation of queries and keys [1,T,heads*size]; none by default."""
         return query, key
+
+    def shape_value(self, step: Step, value: str) -> str:
+        """What becomes of values [1,T,heads*size] before they are cached."""
+        return value
+
+    def normalize_heads(self, step: Step, query: str, query_norm: str, key: str, key_norm: str) -> tuple[str, str]:
+        """Every head of queries and of keys normalised by itself, with the weights of those names."""
+        eps = self.rms_norm_eps
+        return (
+            step.head_norm(query, query_norm, self.num_attention_heads, self.head_dim, eps),
+            step.head_norm(key, key_norm, self.num_key_value_heads, self.head_dim, eps),
+        )
 
     def ffn_input(self, step: Step, layer_idx: int, residual: str) -> str:
         """What the second half of a layer sees: [1,T,H]."""
         return self.norm(step, residual, f"layers.{layer_idx}.{self.ffn_norm}")
+
+    def dense_block(self, weights: Weights, layer_idx: int) -> str:
+        """Where the gated MLP that is no expert lies: a prefix that ends in a dot."""
+        return self.moe_block(weights, layer_idx)
 
     def dense_intermediate_size(self) -> int:
         return self.config.integer("intermediate_size")
@@ -191,10 +244,14 @@ class Decoder:
     def dense(self, step: Step, layer_idx: int, residual: str) -> str:
         """The second half of a layer without experts, residual added."""
         graph = step.graph
-        prefix = self.moe_block(step.weights, layer_idx)
+        x = self.ffn_input(step, layer_idx, residual)
+        return graph.op("Add", residual, self.gated_mlp(step, layer_idx, x))
+
+    def gated_mlp(self, step: Step, layer_idx: int, x: str) -> str:
+        """The gated MLP that is no expert, of normalised x [1,T,H]."""
+        graph, prefix = step.graph, self.dense_block(step.weights, layer_idx)
         gate_name, up_name, down_name = (f"{prefix}{name}.weight" for name in self.expert_names)
         size = self.dense_intermediate_size()
-        x = self.ffn_input(step, layer_idx, residual)
         fused = step.fused_linear(x, [(gate_name, size, None), (up_name, size, None)], self.hidden_size)
         gate, up = graph.ops("Split", 2, fused, graph.constant([size, size], "int64"), axis=-1)
         if self.activation == "swiglu":
@@ -203,8 +260,7 @@ class Decoder:
             active = graph.op("Gelu", gate, approximate="tanh")
         else:
             active = graph.op("Relu", gate)
-        down = step.linear(graph.op("Mul", active, up), down_name, self.hidden_size, size)
-        return graph.op("Add", residual, down)
+        return step.linear(graph.op("Mul", active, up), down_name, self.hidden_size, size)
 
     # -- experts -----------------------------------------------------------------------------------------------------
 
@@ -213,6 +269,23 @@ class Decoder:
         graph = step.graph
         x = self.ffn_input(step, layer_idx, residual)
         return graph.op("Reshape", x, graph.constant([-1, self.hidden_size], "int64"))
+
+    def router_input(self, step: Step, layer_idx: int, residual: str, moe_input: str) -> str:
+        """What the router sees, [T,H], where that is not what the experts see."""
+        return moe_input
+
+    @property
+    def residual_size(self) -> int:
+        """How many values a token has in what is carried past the experts: the residual, perhaps more."""
+        return self.hidden_size
+
+    def carry(self, step: Step, layer_idx: int, residual: str) -> str:
+        """What is carried past the experts of a layer, [1,T,residual_size]."""
+        return residual
+
+    def combine(self, step: Step, layer_idx: int, carried: str, mixed: str) -> str:
+        """The layer's output [1,T,H] from what was carried and the weighted sum of its experts [1,T,H]."""
+        return step.graph.op("Add", carried, mixed)
 
     def router_scores(self, step: Step, layer_idx: int, moe_input: str) -> str:
         """What the router ranks experts by: [T,E]."""
@@ -230,6 +303,13 @@ class Decoder:
             total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
             weights = graph.op("Div", weights, total)
         return Routing(ids, weights, scores)
+
+    def softmax_of_chosen(self, step: Step, scores: str) -> Routing:
+        """The best k by score, their weights a softmax over those k alone."""
+        graph = step.graph
+        count = graph.constant([self.num_experts_per_tok], "int64")
+        chosen, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
+        return Routing(ids, graph.op("Softmax", chosen, axis=-1), scores)
 
     def expert_shape(self) -> ExpertShape:
         return ExpertShape(self.hidden_size, self.moe_intermediate_size, self.activation)
@@ -256,6 +336,15 @@ class Decoder:
     def shared_expert(self, weights: Weights, layer_idx: int) -> ExpertTensors:
         """The shared expert's matrices."""
         raise NotImplementedError
+
+    @staticmethod
+    def mlp(weights: Weights, prefix: str, intermediate_size: int, hidden_size: int) -> ExpertTensors:
+        """The three matrices of a gated MLP under their usual names."""
+        return {
+            "gate_proj": weights(f"{prefix}gate_proj.weight", intermediate_size, hidden_size),
+            "up_proj": weights(f"{prefix}up_proj.weight", intermediate_size, hidden_size),
+            "down_proj": weights(f"{prefix}down_proj.weight", hidden_size, intermediate_size),
+        }
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -31,13 +31,16 @@ class Architecture(Decoder):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.norm_topk_prob = True
-        config.require("sliding_window", (None,), None)
+        self.sliding_window = None if config.raw("sliding_window", None) is None else config.integer("sliding_window")
         config.raw("tie_word_embeddings", None)
 
     def _head_dim(self) -> int:
         if self.config.raw("head_dim", None) is None:
             return super()._head_dim()
         return self.config.integer("head_dim")
+
+    def sliding_window_of(self, layer_idx: int) -> int | None:
+        return self.sliding_window
 
     def moe_block(self, weights: Weights, layer_idx: int) -> str:
         # transformers 5 calls the block "mlp" where its experts are fused.

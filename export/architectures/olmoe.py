@@ -29,13 +29,21 @@ class Architecture(Decoder):
         super().__init__(config)
         self.norm_topk_prob = config.flag("norm_topk_prob", False)
         config.require("attention_bias", (False,), False)
-        config.require("clip_qkv", (None,), None)
+        self.clip_qkv = None if config.raw("clip_qkv", None) is None else config.number("clip_qkv")
         config.raw("tie_word_embeddings", None)
 
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
         query_size = self.num_attention_heads * self.head_dim
         kv_size = self.num_key_value_heads * self.head_dim
         return (
-            step.norm(query, f"{prefix}q_norm.weight", query_size, self.rms_norm_eps),
-            step.norm(key, f"{prefix}k_norm.weight", kv_size, self.rms_norm_eps),
+            self.clip(step, step.norm(query, f"{prefix}q_norm.weight", query_size, self.rms_norm_eps)),
+            self.clip(step, step.norm(key, f"{prefix}k_norm.weight", kv_size, self.rms_norm_eps)),
         )
+
+    def shape_value(self, step: Step, value: str) -> str:
+        return self.clip(step, value)
+
+    def clip(self, step: Step, x: str) -> str:
+        if self.clip_qkv is None:
+            return x
+        return step.graph.op("Clip", x, step.graph.constant(-self.clip_qkv), step.graph.constant(self.clip_qkv))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lesonnx_export.architectures.base import Decoder, Routing
+from lesonnx.errors import CheckpointError
+from lesonnx_export.architectures.base import FULL, SLIDING, Decoder, Routing
 from lesonnx_export.architectures.qwen3_moe import layer_list
 from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
@@ -32,8 +33,7 @@ class Architecture(Decoder):
         super().__init__(config)
         self.norm_topk_prob = config.flag("norm_topk_prob", False)
         self.qkv_bias = config.flag("qkv_bias", True)
-        config.require("use_sliding_window", (False,), False)
-        config.raw("sliding_window", None)
+        self.windows = self._windows()
         self.decoder_sparse_step = config.integer("decoder_sparse_step", 1)
         self.mlp_only_layers = layer_list(config, "mlp_only_layers", self.num_hidden_layers)
         self.shared_expert_intermediate_size = config.integer("shared_expert_intermediate_size")
@@ -42,6 +42,22 @@ class Architecture(Decoder):
 
     def is_moe(self, layer_idx: int) -> bool:
         return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
+
+    def _windows(self) -> list[int | None]:
+        """Every layer's window; which have one is said by ``layer_types``, or by a rule where that is left out."""
+        config, count = self.config, self.num_hidden_layers
+        uses_window = config.flag("use_sliding_window", False)
+        window = config.integer("sliding_window", 4096) if uses_window else None
+        until = config.integer("max_window_layers", 28)
+        usual = [SLIDING if uses_window and idx % 2 == 0 and idx < until else FULL for idx in range(count)]
+        types = config.layer_types(count, (SLIDING, FULL), usual)
+        if SLIDING in types and window is None:
+            raise CheckpointError("config.json: layer_types has sliding windows, use_sliding_window is false")
+        config.raw("sliding_window", None)
+        return [window if layer_type == SLIDING else None for layer_type in types]
+
+    def sliding_window_of(self, layer_idx: int) -> int | None:
+        return self.windows[layer_idx]
 
     def has_qkv_bias(self) -> bool:
         return self.qkv_bias
@@ -56,10 +72,6 @@ class Architecture(Decoder):
         return ExpertShape(self.hidden_size, self.shared_expert_intermediate_size, self.activation)
 
     def shared_expert(self, weights: Weights, layer_idx: int) -> ExpertTensors:
-        prefix = f"layers.{layer_idx}.mlp.shared_expert."
-        size, hidden = self.shared_expert_intermediate_size, self.hidden_size
-        return {
-            "gate_proj": weights(f"{prefix}gate_proj.weight", size, hidden),
-            "up_proj": weights(f"{prefix}up_proj.weight", size, hidden),
-            "down_proj": weights(f"{prefix}down_proj.weight", hidden, size),
-        }
+        return self.mlp(
+            weights, f"layers.{layer_idx}.mlp.shared_expert.", self.shared_expert_intermediate_size, self.hidden_size
+        )

@@ -18,7 +18,7 @@ class Architecture(qwen3_next.Architecture):
         "num_experts": 256,
         "num_experts_per_tok": 8,
     }
-    skipped: ClassVar[dict[str, str]] = qwen3_next.Architecture.skipped | {
+    skipped = qwen3_next.Architecture.skipped | {
         r"(model\.)?visual\..*": "vision tower, not part of the language model",
     }
 

@@ -29,7 +29,8 @@ class Architecture(Decoder):
         super().__init__(config)
         self.norm_topk_prob = config.flag("norm_topk_prob", False)
         config.require("attention_bias", (False,), False)
-        config.require("use_sliding_window", (False,), False)
+        uses_window = config.flag("use_sliding_window", False)
+        self.sliding_window = config.integer("sliding_window", 4096) if uses_window else None
         config.raw("sliding_window", None)
         self.decoder_sparse_step = config.integer("decoder_sparse_step", 1)
         self.mlp_only_layers = layer_list(config, "mlp_only_layers", self.num_hidden_layers)
@@ -44,12 +45,11 @@ class Architecture(Decoder):
     def is_moe(self, layer_idx: int) -> bool:
         return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
 
+    def sliding_window_of(self, layer_idx: int) -> int | None:
+        return self.sliding_window
+
     def normalize_qk(self, step: Step, prefix: str, query: str, key: str) -> tuple[str, str]:
-        eps = self.rms_norm_eps
-        return (
-            step.head_norm(query, f"{prefix}q_norm.weight", self.num_attention_heads, self.head_dim, eps),
-            step.head_norm(key, f"{prefix}k_norm.weight", self.num_key_value_heads, self.head_dim, eps),
-        )
+        return self.normalize_heads(step, query, f"{prefix}q_norm.weight", key, f"{prefix}k_norm.weight")
 
 
 def layer_list(config: Config, key: str, num_hidden_layers: int) -> list[int]:

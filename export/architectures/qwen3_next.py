@@ -11,6 +11,7 @@ from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Float32, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.recurrent import LINEAR_ATTENTION_SINCE, CausalConvolution, GatedDeltaRule
+from lesonnx_export.rope import Rope, make_rope
 
 # What transformers adds to the squared length of queries and keys of the delta rule.
 UNIT_EPSILON = 1e-6
@@ -60,11 +61,15 @@ class Architecture(qwen2_moe.Architecture):
             self.replays = {"replay_convolution": self.convolution, "replay_recurrent": self.delta_rule}
             self.native_operators_since = LINEAR_ATTENTION_SINCE
 
+    def _windows(self) -> list[int | None]:
+        self.config.require("use_sliding_window", (False,), False)
+        return [None] * self.num_hidden_layers
+
     def _head_dim(self) -> int:
         return self.config.integer("head_dim")
 
-    def _rotary_dim(self) -> int:
-        return int(self.head_dim * self.config.partial_rotary_factor(0.25))
+    def _rope(self) -> Rope:
+        return make_rope(self.config, self.head_dim, default_theta=self.default_rope_theta, default_partial=0.25)
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
@@ -89,11 +94,10 @@ class Architecture(qwen2_moe.Architecture):
         product = step.product(x, f"{prefix}qkv_proj.weight", np.concatenate(list(matrices.values())))
         query, gate, key, value = graph.ops("Split", 4, product, graph.constant(lengths, "int64"), axis=-1)
         query, key = self.normalize_qk(step, prefix, query, key)
-        rotary = step.rotary(self.inverse_frequencies)
         mixed = step.attention(
             layer_idx,
-            step.rotate(query, rotary, heads, self.rotary_dim),
-            step.rotate(key, rotary, kv_heads, self.rotary_dim),
+            step.rotate(query, self.rope, heads, size),
+            step.rotate(key, self.rope, kv_heads, size),
             value,
             num_heads=heads,
             num_kv_heads=kv_heads,
