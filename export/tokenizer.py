@@ -58,8 +58,7 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
 
     Gives the files, by paths relative to the bundle (the parent of ``tokenizer_dir``), and warnings, a line each: for
     every probe whose ids differ, or why there is no ``tokenizer.onnx``, and what of a chat template has no plain
-    format. Without a ``tokenizer.json`` nothing is written
-    and the files are None. CheckpointError for a broken file.
+    format. Without a ``tokenizer.json`` nothing is written and the files are None. CheckpointError for a broken file.
     """
     source = checkpoint_dir / TOKENIZER_JSON
     if not source.is_file():
