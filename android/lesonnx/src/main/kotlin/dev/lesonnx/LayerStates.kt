@@ -39,8 +39,8 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
 
     init {
         for (state in states) {
-            if (!state.kind.startsWith("attention_")) {
-                throw BundleError("state '${state.name}' is of kind '${state.kind}', which this lesonnx does not run")
+            if (state.kind != StateKind.ATTENTION_KEY && state.kind != StateKind.ATTENTION_VALUE) {
+                throw BundleError("state '${state.name}' is of kind '${state.kind.name.lowercase()}', which this lesonnx does not run")
             }
         }
         seqlensAt = lengths.plan(INT32, 1)
@@ -91,10 +91,10 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         }
     }
 
-    private fun type(state: State) = if (state.dtype == "float16") OnnxJavaType.FLOAT16 else OnnxJavaType.FLOAT
+    private fun type(state: State) = if (state.dtype == Dtype.FLOAT16) OnnxJavaType.FLOAT16 else OnnxJavaType.FLOAT
 
     private fun shape(state: State, capacityTokens: Int) =
-        LongArray(state.shape.size) { place -> state.shape[place].size?.toLong() ?: capacityTokens.toLong() }
+        LongArray(state.shape.size) { place -> (state.shape[place] as? Dimension.Fixed)?.size ?: capacityTokens.toLong() }
 
     /** States the lengths of a step of that many rows; room must have been reserved. */
     fun begin(numRows: Int) {

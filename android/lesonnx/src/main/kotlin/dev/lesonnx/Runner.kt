@@ -22,7 +22,7 @@ internal class Runner(
     private val vocabSize = manifest.model.vocabSize
 
     /** The chunk in which a prompt runs. */
-    val prefillChunkTokens = prefillChunkTokens ?: manifest.prefillChunkTokens.toInt()
+    val prefillChunkTokens = prefillChunkTokens ?: minOf(manifest.prefillChunkTokens, Int.MAX_VALUE.toLong()).toInt()
 
     /** Turns lookahead off where it does not pay; null leaves it on. */
     var governor: Governor? = null
@@ -36,12 +36,12 @@ internal class Runner(
     val states = LayerStates(manifest, platform)
     private val expertBudgetBytes = loader.expertBudgetBytes
     private val sessions = HashMap<String, OrtSession>()
-    private val segments = manifest.parts.filter { it.role == "segment" }
-    private val head = manifest.parts.single { it.role == "head" }
+    private val segments = manifest.parts.filter { it.role == PartRole.SEGMENT }
+    private val head = manifest.part(PartRole.HEAD)
 
     /** By the number of the MoE layer before, from which they look. */
     private val lookaheads =
-        if (loader.usesLookahead) segments.drop(1).map { checkNotNull(manifest.part("lookahead", it.layerIdx)) } else emptyList()
+        if (loader.usesLookahead) segments.drop(1).map { manifest.part(PartRole.LOOKAHEAD, it.layerIdx) } else emptyList()
     private val headCarriesStates = manifest.states.any { it.part == head.name }
     private val hasSharedExperts = manifest.expertLayers.any { it.sharedKind != null }
 
@@ -58,9 +58,9 @@ internal class Runner(
                 // A lookahead is a row of a router, run beside the experts.
                 Ort.sessionOptions(optimise = true, numThreads = 1).use { single ->
                     for (part in manifest.parts) {
-                        if (part.role == "lookahead" && !loader.usesLookahead) continue
+                        if (part.role == PartRole.LOOKAHEAD && !loader.usesLookahead) continue
                         val file = bundle.file(part.path)
-                        sessions[part.name] = Ort.openSession(file, if (part.role == "lookahead") single else options)
+                        sessions[part.name] = Ort.openSession(file, if (part.role == PartRole.LOOKAHEAD) single else options)
                     }
                 }
             }
