@@ -22,6 +22,9 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
     override val memoryPerByte = 1.0
 
     private val packs = HashMap<Int, ExpertPack>()
+
+    // Closing them unloads the kernel's library, so they live as long as the sessions.
+    private val options = Ort.sessionOptions(optimise = false, numThreads)
     private val stages = ArrayList<OrtSession>()
     private val experts = bundle.experts
 
@@ -44,16 +47,14 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
             for (layer in bundle.manifest.expertLayers) {
                 packs[layer.layerIdx] = ExpertPack(bundle.packFile(layer.layerIdx), platform)
             }
-            Ort.sessionOptions(optimise = false, numThreads).use { options ->
-                try {
-                    options.registerCustomOpLibrary(platform.kernelLibrary())
-                } catch (error: OrtException) {
-                    throw InputError("the kernel's library cannot be used: ${Ort.firstLine(error)}")
-                }
-                for (kind in bundle.manifest.expertKinds) {
-                    val stage = kind.stage ?: throw BundleError("${bundle.directory}: a kind of expert has no stage; export it again")
-                    stages += Ort.openSession(bundle.file(stage), options)
-                }
+            try {
+                options.registerCustomOpLibrary(platform.kernelLibrary())
+            } catch (error: OrtException) {
+                throw InputError("the kernel's library cannot be used: ${Ort.firstLine(error)}")
+            }
+            for (kind in bundle.manifest.expertKinds) {
+                val stage = kind.stage ?: throw BundleError("${bundle.directory}: a kind of expert has no stage; export it again")
+                stages += Ort.openSession(bundle.file(stage), options)
             }
         } catch (error: Throwable) {
             close()
@@ -259,6 +260,7 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
         pieceLock.write { pieces.forEach(Piece::free) }
         stages.forEach(OrtSession::close)
         stages.clear()
+        options.close()
         packs.values.forEach(ExpertPack::close)
         packs.clear()
     }

@@ -13,13 +13,18 @@ import java.nio.file.Path
  */
 class OnnxTokenizer(path: Path, private val table: TokenTable) : Tokenizer {
     private val environment = OrtEnvironment.getEnvironment()
-    private val session: OrtSession = Ort.sessionOptions(optimise = true, numThreads = 1).use { options ->
-        try {
-            options.registerCustomOpLibrary(OrtxPackage.getLibraryPath())
-        } catch (error: OrtException) {
-            throw BundleError("$path: the operators of onnxruntime-extensions cannot be used: ${Ort.firstLine(error)}", error)
-        }
+
+    // Closing them unloads the operators' library, so they live as long as the session.
+    private val options = Ort.sessionOptions(optimise = true, numThreads = 1)
+    private val session: OrtSession = try {
+        options.registerCustomOpLibrary(OrtxPackage.getLibraryPath())
         Ort.openSession(path, options)
+    } catch (error: OrtException) {
+        options.close()
+        throw BundleError("$path: the operators of onnxruntime-extensions cannot be used: ${Ort.firstLine(error)}", error)
+    } catch (error: BundleError) {
+        options.close()
+        throw error
     }
     private val prefix = around("prefix_ids", path)
     private val suffix = around("suffix_ids", path)
@@ -29,7 +34,7 @@ class OnnxTokenizer(path: Path, private val table: TokenTable) : Tokenizer {
         val text = session.metadata.customMetadata[key].orEmpty()
         val ids = text.split(',').filter(String::isNotEmpty).map { it.toIntOrNull() }
         if (null in ids) {
-            session.close()
+            close()
             throw BundleError("$path: $key is '$text', expected numbers separated by commas")
         }
         return IntArray(ids.size) { checkNotNull(ids[it]) }
@@ -60,5 +65,8 @@ class OnnxTokenizer(path: Path, private val table: TokenTable) : Tokenizer {
 
     override fun isSilent(token: Int): Boolean = table.isSilent(token)
 
-    override fun close(): Unit = session.close()
+    override fun close() {
+        session.close()
+        options.close()
+    }
 }

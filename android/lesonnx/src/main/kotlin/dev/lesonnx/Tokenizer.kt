@@ -1,24 +1,18 @@
 package dev.lesonnx
 
 /** Text to token ids and back. Thread-safe; whoever opened it closes it. */
-interface Tokenizer : AutoCloseable {
+interface Tokenizer : TokenTexts, AutoCloseable {
     /**
      * Token ids of a text. Names of special tokens in it become those tokens. [addSpecialTokens] adds what the tokenizer puts
      * around a text (a BOS token, say); false for text that a chat format rendered. [InputError] for an unpaired surrogate.
      */
     fun encode(text: String, addSpecialTokens: Boolean): IntArray
 
-    /** The text of token ids; bytes that are no character become U+FFFD, ids beyond the vocabulary nothing. */
-    fun decode(ids: IntArray, skipSpecialTokens: Boolean = true): String
-
     /** The id of a token by its name, such as `<|im_end|>`; null where there is none. */
     fun tokenId(token: String): Int?
 
     /** The name of a token, as the vocabulary writes it; null beyond the vocabulary. */
     fun tokenName(token: Int): String?
-
-    /** Whether decoding skips this token: special, or beyond the vocabulary. */
-    fun isSilent(token: Int): Boolean
 }
 
 /** [InputError] where the text holds half of a surrogate pair: native tokenizers would each make something else of it. */
