@@ -80,7 +80,7 @@ internal class BundleManifestTest {
     fun `keys and types`() {
         assertSays("document: ", problem(1, "colour"))
         assertSays("colour", problem(1, "colour"))
-        assertSays("expert_layers.0: ", problem(1, "expert_layers", 0, "colour"))
+        assertSays("expert_layers.0: Encountered an unknown key", problem(1, "expert_layers", 0, "colour"))
         assertSays("colour", problem(1, "expert_layers", 0, "colour"))
         assertSays("model.hidden_size: required, but missing", problem(null as JsonElement?, "model", "hidden_size"))
         assertSays("producer: required, but missing", problem(null as JsonElement?, "producer"))
@@ -90,7 +90,7 @@ internal class BundleManifestTest {
         assertSays("model.hidden_size: -1, expected 1 to", problem(-1, "model", "hidden_size"))
         assertSays("model.hidden_size", problem(1L shl 40, "model", "hidden_size"))
         assertSays("parts.0.role", problem("middle", "parts", 0, "role"))
-        assertSays("parts.0.inputs.0.shape", problem(JsonPrimitive(true), "parts", 0, "inputs", 0, "shape", 0))
+        assertSays("dimension true of a shape", problem(JsonPrimitive(true), "parts", 0, "inputs", 0, "shape", 0))
         assertSays("quantization.expert_bits: 5, expected one of 2, 4, 8, 32", problem(5, "quantization", "expert_bits"))
         assertSays("onnxruntime_at_least: 'new' is not a version", problem("new", "onnxruntime_at_least"))
         assertSays("expert_layers: empty", problem(JsonArray(emptyList()), "expert_layers"))

@@ -85,8 +85,10 @@ internal class TextStreamTest {
 
     @Test
     fun `the stop that is complete first counts`() {
-        assertEquals(listOf("a", "") to "bc", stopped(listOf("abcd", "bc"), "abcd"))
-        assertEquals(listOf("a", "", "", "", "") to "bc", stopped(listOf("abcd", "bc"), "a", "b", "c", "d"))
+        for (pieces in listOf(arrayOf("abcd"), arrayOf("a", "b", "c", "d"), arrayOf("abc", "d"))) {
+            val (shown, stop) = stopped(listOf("abcd", "bc"), *pieces)
+            assertEquals("a" to "bc", shown.joinToString("") to stop)
+        }
         assertEquals(listOf("a", "") to "bc", stopped(listOf("c", "bc"), "abc"))
         assertFailsWith<InputError> { StopChecker(listOf("a", "")) }
     }
