@@ -185,8 +185,7 @@ class Model private constructor(
             Ort.checkVersion(bundle.manifest.onnxruntimeAtLeast, Ort.environment(numThreads).version)
             val engine = makeEngine(options.engine, bundle, platform, numThreads)
             val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            // From here on the runner closes the loader, and the loader the engine.
-            val runner = Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads)
+            val runner = closeOnError(loader) { Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads) }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 options.memoryBudgetBytes?.let(runner::boundMemory)

@@ -4,12 +4,14 @@ import dev.lesonnx.jvm.DjlTokenizer
 import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.jsonObject
+import org.junit.jupiter.api.Assumptions.assumeTrue
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.assertThrows
 import org.junit.jupiter.api.io.TempDir
 import java.nio.file.Path
 import kotlin.io.path.writeText
 import kotlin.random.Random
+import kotlin.test.assertContains
 import kotlin.test.assertEquals
 import kotlin.test.assertNull
 import kotlin.test.assertTrue
@@ -33,6 +35,22 @@ class TokenizerTest {
                 assertEquals(expected.ids, ids, "${tokenizer.javaClass.simpleName}: '${expected.text}'")
             }
         }
+    }
+
+    /** LESONNX_EXTENSIONS names onnxruntime-extensions 0.15 or later, as a library of its own: no package on Maven has it. */
+    @Test
+    fun `tokenizer-onnx gives Python's ids where its operators are`() {
+        val library = System.getenv("LESONNX_EXTENSIONS")
+        assumeTrue(library != null, "LESONNX_EXTENSIONS is not set")
+        OnnxTokenizer(bundle.file("tokenizer/tokenizer.onnx"), TokenTable.read(json), library).use { tokenizer ->
+            for (expected in reference.tokenizer) assertEquals(expected.ids, tokenizer.encode(expected.text, true).toList(), "'${expected.text}'")
+        }
+    }
+
+    @Test
+    fun `a library that has no operators is named`() {
+        val error = assertThrows<BundleError> { OnnxTokenizer(bundle.file("tokenizer/tokenizer.onnx"), TokenTable.read(json), json.toString()) }
+        assertContains(checkNotNull(error.message), "$json cannot be used: ")
     }
 
     /** Texts of what tokenizers trip over: spaces of all kinds, digits, marks, emoji, special tokens and their beginnings. */
