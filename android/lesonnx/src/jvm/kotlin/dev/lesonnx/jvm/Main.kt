@@ -7,6 +7,7 @@ import dev.lesonnx.LesonnxError
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.Memory
 import dev.lesonnx.Model
+import dev.lesonnx.Platform
 import dev.lesonnx.SamplingOptions
 import dev.lesonnx.Telemetry
 import java.io.IOException
@@ -40,8 +41,8 @@ Generates from a prompt, as the Python command of that name does.
   --ignore-eos           go on after the end-of-sequence token
   --json                 print one JSON object instead of streaming text
 
-The kernel's library is what the environment's LESONNX_LIBRARY names. Experts lie outside the heap: start Java with
--XX:MaxDirectMemorySize for more of them than a quarter of the memory."""
+The kernel's library is what the environment's LESONNX_LIBRARY names. Experts lie outside Java's heap: -Xmx256m is heap enough,
+and -XX:MaxDirectMemorySize=8g lets experts, dense parts and attention caches take that much."""
 
 private val WITH_VALUE = setOf(
     "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
@@ -50,6 +51,7 @@ private val WITH_VALUE = setOf(
 )
 private val FLAGS =
     setOf("--compute-first", "--no-compute-first", "--lookahead", "--no-lookahead", "--ignore-eos", "--json", "--help")
+private val ALIASES = mapOf("--max-new-tokens" to "--max-tokens")
 
 /** The command line of the JVM; see [USAGE]. */
 fun main(arguments: Array<String>) {
@@ -57,9 +59,9 @@ fun main(arguments: Array<String>) {
 }
 
 /** Runs a command; gives its exit code: 2 for bad input, 1 for a failure on the way. Errors are one line. */
-internal fun run(arguments: List<String>, out: PrintStream, err: PrintStream): Int = try {
+internal fun run(arguments: List<String>, out: PrintStream, err: PrintStream, platform: Platform = JvmPlatform()): Int = try {
     when (arguments.firstOrNull()) {
-        "run" -> generate(Arguments(arguments.drop(1), WITH_VALUE, FLAGS, mapOf("--max-new-tokens" to "--max-tokens")), out, err)
+        "run" -> generate(Arguments(arguments.drop(1), WITH_VALUE, FLAGS, ALIASES), out, err, platform)
         null, "--help", "-h" -> out.println(USAGE)
         else -> throw InputError("no such command '${arguments.first()}' (see --help)")
     }
@@ -69,7 +71,7 @@ internal fun run(arguments: List<String>, out: PrintStream, err: PrintStream): I
     if (error is InputError) 2 else 1
 }
 
-private fun generate(arguments: Arguments, out: PrintStream, err: PrintStream) {
+private fun generate(arguments: Arguments, out: PrintStream, err: PrintStream, platform: Platform) {
     if (arguments.has("--help")) return out.println(USAGE)
     val directory = when (arguments.rest.size) {
         0 -> throw InputError("missing argument BUNDLE (see --help)")
@@ -78,7 +80,7 @@ private fun generate(arguments: Arguments, out: PrintStream, err: PrintStream) {
     }
     val prompt = prompt(arguments)
     val options = generationOptions(arguments)
-    Model.load(directory, JvmPlatform(), loadOptions(arguments)).use { model ->
+    Model.load(directory, platform, loadOptions(arguments)).use { model ->
         for (note in model.notes) err.println("note: $note")
         val generation = when (prompt) {
             is Prompt.Text -> model.generate(prompt.text, options)
