@@ -27,6 +27,7 @@ internal class ExpertLoader(
     config: SchedulerConfig,
     budgetBytes: Long,
     numLoaders: Int,
+    prefillChunkTokens: Int,
 ) : AutoCloseable {
     private val scheduler = Scheduler(layerShapes(bundle), budgetBytes, config)
     private val experts = bundle.experts
@@ -51,7 +52,7 @@ internal class ExpertLoader(
 
     private val loads = Channel<Action.Load>(Channel.UNLIMITED)
     private val questions = Channel<Question>(Channel.UNLIMITED)
-    private val workers = Workers("lesonnx loader", numLoaders + if (usesLookahead) 1 else 0)
+    private val workers = Workers("lesonnx loader", numLoaders + if (usesLookahead) 1 else 0, prefillChunkTokens)
     private val jobs: List<Job>
 
     private class Question(val place: Int, val lookahead: LookaheadRun, val ready: ByteArray)

@@ -29,7 +29,7 @@ class Model private constructor(
     /** What is worth a line to the user: why an engine was taken, a budget that is narrow. */
     val notes: List<String>,
 ) : AutoCloseable {
-    private val worker = Workers("lesonnx compute", 1)
+    private val worker = Workers("lesonnx compute", 1, runner.prefillChunkTokens)
 
     /** The generation that may run; touched on the model's thread only. */
     private var owner: Generation.Progress? = null
@@ -184,8 +184,10 @@ class Model private constructor(
             val numThreads = options.numThreads ?: Runtime.getRuntime().availableProcessors()
             Ort.checkVersion(bundle.manifest.onnxruntimeAtLeast, Ort.environment(numThreads).version)
             val engine = makeEngine(options.engine, bundle, platform, numThreads)
-            val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            val runner = closeOnError(loader) { Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads) }
+            val context = bundle.manifest.model.maxPositionEmbeddings
+            val chunk = minOf(options.prefillChunkTokens?.toLong() ?: bundle.manifest.prefillChunkTokens, context.toLong()).toInt()
+            val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads, chunk) }
+            val runner = closeOnError(loader) { Runner(bundle, loader, platform, chunk, numThreads) }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 options.memoryBudgetBytes?.let(runner::boundMemory)
