@@ -27,7 +27,6 @@ internal class ExpertLoader(
     config: SchedulerConfig,
     budgetBytes: Long,
     numLoaders: Int,
-    prefillChunkTokens: Int,
 ) : AutoCloseable {
     private val scheduler = Scheduler(layerShapes(bundle), budgetBytes, config)
     private val experts = bundle.experts
@@ -52,7 +51,7 @@ internal class ExpertLoader(
 
     private val loads = Channel<Action.Load>(Channel.UNLIMITED)
     private val questions = Channel<Question>(Channel.UNLIMITED)
-    private val workers = Workers("lesonnx loader", numLoaders + if (usesLookahead) 1 else 0, prefillChunkTokens)
+    private val workers = Workers("lesonnx loader", numLoaders + if (usesLookahead) 1 else 0)
     private val jobs: List<Job>
 
     private class Question(val place: Int, val lookahead: LookaheadRun, val ready: ByteArray)

@@ -30,7 +30,7 @@ class Model private constructor(
     /** What is worth a line to the user: why an engine was taken, a budget that is narrow. */
     val notes: List<String>,
 ) : AutoCloseable {
-    private val worker = Workers("lesonnx compute", 1, runner.prefillChunkTokens)
+    private val worker = Workers("lesonnx compute", 1)
 
     /** The generation that may run; touched on the model's thread only. */
     private var owner: Generation.Progress? = null
@@ -195,7 +195,7 @@ class Model private constructor(
             val engine = makeEngine(options.engine, bundle, platform, numThreads)
             val context = bundle.manifest.model.maxPositionEmbeddings
             val chunk = minOf(options.prefillChunkTokens?.toLong() ?: bundle.manifest.prefillChunkTokens, context.toLong()).toInt()
-            val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads, chunk) }
+            val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
             val runner = closeOnError(loader) { Runner(bundle, loader, platform, chunk, numThreads) }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()

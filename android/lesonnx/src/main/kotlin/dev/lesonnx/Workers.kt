@@ -6,16 +6,11 @@ import java.util.Collections
 import java.util.concurrent.ExecutorService
 import java.util.concurrent.Executors
 
-/**
- * A bounded number of threads of one owner, which closes them; on close all work given ends first. Thread-safe.
- *
- * They may run ONNX Runtime on steps of up to [mostRows] rows. It recurses the deeper the more rows there are (2048 rows of
- * hidden size 2048 took 2 to 4 MB of stack), and overflows Java's usual stack of 1 MB without a word.
- */
-internal class Workers(name: String, numThreads: Int, mostRows: Int) : AutoCloseable {
+/** A bounded number of threads of one owner, which closes them; on close all work given ends first. Thread-safe. */
+internal class Workers(name: String, numThreads: Int) : AutoCloseable {
     private val threads = Collections.synchronizedSet(HashSet<Thread>())
     val executor: ExecutorService = Executors.newFixedThreadPool(numThreads) { task ->
-        Thread(null, task, name, STACK_BYTES + mostRows * STACK_BYTES_PER_ROW).apply { isDaemon = true }.also(threads::add)
+        Thread(null, task, name, STACK_BYTES).apply { isDaemon = true }.also(threads::add)
     }
     val dispatcher: CoroutineDispatcher = executor.asCoroutineDispatcher()
 
@@ -28,8 +23,7 @@ internal class Workers(name: String, numThreads: Int, mostRows: Int) : AutoClose
     }
 
     private companion object {
-        // Reserved addresses, not memory: what is not touched costs nothing.
+        // ONNX Runtime runs on them, so they have what its own threads have; Java's would have 1 MB. What is not touched costs nothing.
         const val STACK_BYTES = 8L shl 20
-        const val STACK_BYTES_PER_ROW = 8L shl 10
     }
 }

@@ -103,7 +103,7 @@ internal fun openRunner(bundle: Bundle, options: LoadOptions, platform: Platform
     val config = options.schedulerConfig()
     val engine = makeEngine(options.engine, bundle, platform, REFERENCE_THREADS)
     val chunk = options.prefillChunkTokens ?: bundle.manifest.prefillChunkTokens.toInt()
-    val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads, chunk)
+    val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads)
     return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS)
 }
 
