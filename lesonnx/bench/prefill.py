@@ -34,7 +34,9 @@ BUDGET_SHARE = 4
 
 @dataclass(frozen=True)
 class PrefillRow:
-    """One chunk length. ``most_reads`` is the most times that an expert was read in a chunk: one, or a fault.
+    """One chunk length. ``most_reads`` is the most times that an expert was read in a chunk: one.
+
+    (Two at budgets of a few experts, where a later prediction can take the place of one that comes true after all.)
 
     ``touched``: the mean share of a layer's experts that a chunk reads or finds. ``flash_ms`` is what reading the bytes
     takes at the measured speed, ``flash_share`` that of the time to first token; ``bound_share`` that of the larger of
