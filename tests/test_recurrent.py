@@ -1,4 +1,4 @@
-"""Convolutions and Gated DeltaNet as exported: both sets of operators, the delta rule against its definition, layouts."""
+"""Convolutions and Gated DeltaNet as exported: both sets of operators, the delta rule by its definition, layouts."""
 
 from __future__ import annotations
 
