@@ -18,6 +18,8 @@ from lesonnx.manifest import Manifest, State
 
 # Rows are kept of steps of at most this many tokens: enough to verify drafts, and a prefill's would take too much.
 REWINDABLE_TOKENS = 16
+# The values that a recurrent layer has in memory at once, in multiples of its rows: 4.4 were measured.
+WORKING_ROWS = 5
 Arrays = dict[str, NDArray[Any]]
 RunPart = Callable[[str, Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]], None]
 
@@ -46,6 +48,14 @@ class StepStates:
         """What the buffers and the kept rows take."""
         values = 2 * sum(_size(state) for state in self._states) + REWINDABLE_TOKENS * sum(self._row_sizes.values())
         return values * np.dtype(np.float32).itemsize
+
+    def working_bytes(self, num_rows: int) -> int:
+        """What a part takes at most inside a step of that many rows for its layers with such states."""
+        rows: dict[str, int] = {}
+        for state in self._states:
+            sizes = [self._row_sizes[name] for name in (state.replay.rows.values() if state.replay else ())]
+            rows[state.part] = rows.get(state.part, 0) + sum(sizes)
+        return WORKING_ROWS * max(rows.values(), default=0) * num_rows * np.dtype(np.float32).itemsize
 
     def allocate(self) -> None:
         """Make the buffers, zeroed, where they are not there yet."""
