@@ -33,10 +33,7 @@ class StepStates:
         self.side = 0
         outputs = {(part.name, value.name): value for part in manifest.parts for value in part.outputs}
         self._row_sizes = {
-            name: int(outputs[state.part, name].shape[-1])
-            for state in self._states
-            if state.replay is not None
-            for name in state.replay.rows.values()
+            name: int(outputs[state.part, name].shape[-1]) for state in self._states for name in state.row_names
         }
         self._buffers: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         self._rows: Arrays = {}
@@ -53,8 +50,8 @@ class StepStates:
         """What a part takes at most inside a step of that many rows for its layers with such states."""
         rows: dict[str, int] = {}
         for state in self._states:
-            sizes = [self._row_sizes[name] for name in (state.replay.rows.values() if state.replay else ())]
-            rows[state.part] = rows.get(state.part, 0) + sum(sizes)
+            size = sum(self._row_sizes[name] for name in state.row_names)
+            rows[state.part] = rows.get(state.part, 0) + size
         return WORKING_ROWS * max(rows.values(), default=0) * num_rows * np.dtype(np.float32).itemsize
 
     def allocate(self) -> None:
@@ -77,8 +74,8 @@ class StepStates:
         for state in self._of(part_name):
             arrays[state.output] = self._buffers[state.name][1 - self.side]
             # One row leaves nothing between the state before and after it.
-            if state.replay is not None and 1 < num_rows <= REWINDABLE_TOKENS:
-                arrays |= {name: self._rows[name][:, :num_rows] for name in state.replay.rows.values()}
+            if 1 < num_rows <= REWINDABLE_TOKENS:
+                arrays |= {name: self._rows[name][:, :num_rows] for name in state.row_names}
         return arrays
 
     def _of(self, part_name: str) -> list[State]:
