@@ -240,6 +240,11 @@ class State(Strict):
     def is_attention(self) -> bool:
         return self.kind.startswith("attention_")
 
+    @property
+    def row_names(self) -> list[str]:
+        """The outputs of the state's part that a replay takes."""
+        return [] if self.replay is None else list(self.replay.rows.values())
+
 
 class ModelFacts(Strict):
     """What a host must know of the model; names as Hugging Face spells them."""

@@ -197,7 +197,7 @@ class Runner:
         self._warm_up()
         chunk = self.prefill_chunk_tokens
         buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
-        fixed = memory.current_bytes() + buffers + SPARE_BYTES
+        fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
 

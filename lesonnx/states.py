@@ -46,6 +46,10 @@ class LayerStates:
         )
         return caches + self._fixed.num_bytes
 
+    def working_bytes(self, num_rows: int) -> int:
+        """What recurrent layers take for themselves inside a step of that many rows."""
+        return self._fixed.working_bytes(num_rows)
+
     @staticmethod
     def _shape(state: State, capacity_tokens: int) -> tuple[int, ...]:
         return tuple(capacity_tokens if size == "S" else int(size) for size in state.shape)

@@ -18,6 +18,8 @@ from lesonnx.manifest import Manifest, State
 
 # Rows are kept of steps of at most this many tokens: enough to verify drafts, and a prefill's would take too much.
 REWINDABLE_TOKENS = 16
+# The values that a recurrent layer has in memory at once, in multiples of its rows: 4.4 were measured.
+WORKING_ROWS = 5
 Arrays = dict[str, NDArray[Any]]
 RunPart = Callable[[str, Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]], None]
 
@@ -31,10 +33,7 @@ class StepStates:
         self.side = 0
         outputs = {(part.name, value.name): value for part in manifest.parts for value in part.outputs}
         self._row_sizes = {
-            name: int(outputs[state.part, name].shape[-1])
-            for state in self._states
-            if state.replay is not None
-            for name in state.replay.rows.values()
+            name: int(outputs[state.part, name].shape[-1]) for state in self._states for name in state.row_names
         }
         self._buffers: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         self._rows: Arrays = {}
@@ -46,6 +45,14 @@ class StepStates:
         """What the buffers and the kept rows take."""
         values = 2 * sum(_size(state) for state in self._states) + REWINDABLE_TOKENS * sum(self._row_sizes.values())
         return values * np.dtype(np.float32).itemsize
+
+    def working_bytes(self, num_rows: int) -> int:
+        """What a part takes at most inside a step of that many rows for its layers with such states."""
+        rows: dict[str, int] = {}
+        for state in self._states:
+            size = sum(self._row_sizes[name] for name in state.row_names)
+            rows[state.part] = rows.get(state.part, 0) + size
+        return WORKING_ROWS * max(rows.values(), default=0) * num_rows * np.dtype(np.float32).itemsize
 
     def allocate(self) -> None:
         """Make the buffers, zeroed, where they are not there yet."""
@@ -67,8 +74,8 @@ class StepStates:
         for state in self._of(part_name):
             arrays[state.output] = self._buffers[state.name][1 - self.side]
             # One row leaves nothing between the state before and after it.
-            if state.replay is not None and 1 < num_rows <= REWINDABLE_TOKENS:
-                arrays |= {name: self._rows[name][:, :num_rows] for name in state.replay.rows.values()}
+            if 1 < num_rows <= REWINDABLE_TOKENS:
+                arrays |= {name: self._rows[name][:, :num_rows] for name in state.row_names}
         return arrays
 
     def _of(self, part_name: str) -> list[State]:

@@ -13,6 +13,7 @@ from rich.console import Console
 import lesonnx
 from lesonnx.bundle import Bundle
 from lesonnx.errors import BudgetError
+from lesonnx_export.blocks import Operators
 from lesonnx_export.exporter import ExportOptions
 from lesonnx_export.synth import write_synthetic
 
@@ -26,6 +27,19 @@ SHAPE = {
     "num_experts_per_tok": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 512,
+}
+# Three recurrent layers with 15 MB of states, and 128 MB that a prefill chunk takes inside one of them.
+RECURRENT_SHAPE = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
     "head_dim": 64,
     "vocab_size": 512,
 }
@@ -68,6 +82,17 @@ def test_long_context_takes_from_the_experts(long_bundle: Path) -> None:
     assert got["peak"] <= got["budget"]
     assert got["first"] - got["last"] > 0.6 * caches
     assert got["last"] >= Bundle(long_bundle).least_budget_bytes
+
+
+@pytest.mark.parametrize("operators", ["native", "portable"])
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_recurrent_layers_stay_within_the_budget(quick_path: Path, operators: Operators) -> None:
+    bundle = quick_path / "bundle"
+    options = ExportOptions(bits=32, dense_bits=4, num_workers=1, operators=operators)
+    write_synthetic("qwen3.5-35b-a3b", bundle, options, RECURRENT_SHAPE, Console(quiet=True))
+    got = run(bundle, 320_000_000, 1200)
+    assert got["peak"] <= got["budget"]
+    assert Bundle(bundle).least_budget_bytes < got["last"] < Bundle(bundle).expert_bytes
 
 
 def test_a_budget_without_room_for_the_caches_ends_before_the_step(long_bundle: Path) -> None:

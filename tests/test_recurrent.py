@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from checkpoints import RECURRENT, Config, Tensors, derive, fuse_experts, nest_text_config, prefix_with, read_reference
-from conftest import BundleFactory
+from checkpoints import (
+    RECURRENT,
+    Config,
+    Tensors,
+    derive,
+    fixture,
+    fuse_experts,
+    nest_text_config,
+    prefix_with,
+    read_reference,
+)
+from conftest import BundleFactory, Outcome
 from numpy.typing import NDArray
 from test_parity import ENGINES_HERE, assert_reference, assert_same_bundle, logits_of
 
@@ -49,6 +60,19 @@ def test_portable_bundles_hold_plain_operators_of_recurrences(bundle_of: BundleF
         bundle = Bundle(bundle_of(name, operators=operators))
         texts = [bundle.part_file(part).read_bytes() for part in bundle.manifest.parts]
         assert any(b"LinearAttention" in text for text in texts) == expected
+
+
+def test_operators_are_chosen_on_the_command_line(lesonnx: Callable[..., Outcome], tmp_path: Path) -> None:
+    checkpoint, target = fixture("qwen3_next"), tmp_path / "bundle"
+    outcome = lesonnx("export", checkpoint, target, "--bits", "32", "--operators", "portable", "--workers", "1")
+    assert outcome.code == 0, outcome.err
+    assert Bundle(target).manifest.onnxruntime_at_least == "1.24"
+    shown = lesonnx("inspect", target).out
+    assert "replay_recurrent" in shown
+    assert "past, key, value, decay, beta" in shown
+    outcome = lesonnx("export", checkpoint, tmp_path / "other", "--operators", "fast")
+    assert outcome.code == 2
+    assert "'fast' is not one of 'native', 'portable'" in outcome.err
 
 
 # -- the delta rule by itself ------------------------------------------------------------------------------------------

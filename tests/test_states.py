@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import RECURRENT, read_reference
+from checkpoints import RECURRENT, Tensors, derive, read_reference
 from conftest import BundleFactory
 from numpy.typing import NDArray
 from test_parity import ENGINES_HERE, greedy, load
@@ -93,6 +93,43 @@ def test_what_stays_is_what_the_tokens_give(bundle_of: BundleFactory, name: str,
             expected = other.runner.prefill(kept_ids, all_logits=True)
             assert model.runner.token_ids == kept_ids
             assert np.abs(got - expected).max() < 1e-3
+
+
+def dense_at_the_end(tensors: Tensors) -> Tensors:
+    """The last two layers of qwen3_next without experts: their shared experts become the dense matrices."""
+    changed = {}
+    for key, value in tensors.items():
+        if ".layers.2.mlp." in key or ".layers.3.mlp." in key:
+            if ".shared_expert." not in key:
+                continue
+            key = key.replace(".shared_expert.", ".")
+        changed[key] = value
+    return changed
+
+
+def test_a_head_that_carries_every_kind_of_state(bundle_of: BundleFactory, tmp_path: Path) -> None:
+    """Dense layers at the end, one recurrent and one of attention, lie in the head with their states."""
+    changes = {"mlp_only_layers": [2, 3], "intermediate_size": 32}
+    checkpoint = derive(
+        "qwen3_next", tmp_path / "dense_end", config=lambda config: config | changes, tensors=dense_at_the_end
+    )
+    bundle = bundle_of(checkpoint)
+    kinds = {state.kind for state in Bundle(bundle).manifest.states if state.part == "head"}
+    assert kinds == {"attention_key", "attention_value", "convolution", "recurrent"}
+    prompt = read_reference("qwen3_next")["input_ids"].tolist()
+    with load(bundle, prefill_chunk_tokens=1) as model:
+        expected = model.runner.prefill(prompt, all_logits=True)
+    with load(bundle, prefill_chunk_tokens=24) as model:
+        runner = model.runner
+        # No logits are asked for, yet the head must run.
+        runner.prefill(prompt[:48])
+        runner.step(prompt[48:64], [])
+        runner.rewind(53)
+        assert np.abs(runner.prefill(prompt[53:], all_logits=True) - expected[53:]).max() < 1e-3
+    for seed in range(3):
+        steps = random_script(seed)
+        with load(bundle) as model, load(bundle) as other:
+            assert run_script(model.runner, steps) == run_script(other.runner, with_other_rejects(steps, seed + 100))
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -248,7 +285,8 @@ def test_rows_are_kept_of_narrow_steps_alone(bundle_of: BundleFactory) -> None:
     manifest = Bundle(bundle_of("qwen3_next")).manifest
     states = LayerStates(manifest)
     states.reserve(1)
-    names = {name for state in manifest.states if state.replay for name in state.replay.rows.values()}
+    names = {name for state in manifest.states for name in state.row_names}
+    assert names
 
     def given(num_rows: int) -> set[str]:
         return {name for part in manifest.parts for name in states.outputs(part.name, num_rows)} & names

@@ -17,6 +17,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE
 from lesonnx.manifest import ExpertKind, TokenizerFiles
 from lesonnx.memory import format_bytes
+from lesonnx.step_states import StepStates
 
 
 @click.command()
@@ -67,6 +68,7 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "least_budget_bytes": bundle.least_budget_bytes,
         "token_demand_bytes": bundle.token_demand_bytes,
         "state_bytes_per_token": state_bytes_per_token(bundle),
+        "fixed_state_bytes": StepStates(manifest).num_bytes,
         "skipped_tensors": manifest.skipped_tensors,
         "verified_files": verified_files,
     }
@@ -102,6 +104,8 @@ def state_bytes_per_token(bundle: Bundle) -> int:
 def _print_facts(console: Console, bundle: Bundle) -> None:
     manifest = bundle.manifest
     model, quantization = manifest.model, manifest.quantization
+    fixed_bytes = StepStates(manifest).num_bytes
+    fixed = f", and {format_bytes(fixed_bytes)} for states of fixed shape" if fixed_bytes else ""
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "bundle": f"{bundle.directory}  (format {manifest.format_version}, {manifest.producer})",
@@ -110,7 +114,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
-        f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches)",
+        f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches){fixed}",
         "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "chat": _chat(manifest.tokenizer),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
@@ -141,7 +145,7 @@ def _print_parts(console: Console, bundle: Bundle) -> None:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for part in manifest.parts:
         states = [state for state in manifest.states if state.part == part.name]
-        carried = {name for state in states for name in (state.input, state.output)}
+        carried = {name for state in states for name in (state.input, state.output, *state.row_names)}
         takes = [value.name for value in part.inputs if value.name not in carried]
         gives = [value.name for value in part.outputs if value.name not in carried]
         row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
