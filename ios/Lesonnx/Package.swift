@@ -14,6 +14,8 @@ let package = Package(
         .target(name: "LesonnxScheduler"),
         // How bundles come to the device: import, download, checksums, fit.
         .target(name: "LesonnxStore", dependencies: ["LesonnxScheduler"]),
+        // The command line, for trying and measuring.
+        .executableTarget(name: "lesonnx-swift", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxSchedulerTests", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxStoreTests", dependencies: ["LesonnxStore"]),
     ]
