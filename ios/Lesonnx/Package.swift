@@ -29,6 +29,8 @@ let package = Package(
         .target(name: "COnnxRuntime"),
         // The runtime: sessions, experts in memory, steps, tokens.
         .target(name: "Lesonnx", dependencies: ["LesonnxScheduler", "CLesonnx", "COnnxRuntime"]),
+        // The command line, for trying and measuring.
+        .executableTarget(name: "lesonnx-swift", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxSchedulerTests", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxStoreTests", dependencies: ["LesonnxStore"]),
         .testTarget(name: "LesonnxTests", dependencies: ["Lesonnx"]),

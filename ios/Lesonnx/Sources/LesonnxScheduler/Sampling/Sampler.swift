@@ -64,7 +64,16 @@ public struct Sampler: Sendable {
     ///
     /// -inf excludes a token. Throws `input` for no logits, `failure` for NaN, +inf or nothing but -inf.
     public mutating func sample(_ logits: UnsafeBufferPointer<Float>) throws(LesonnxError) -> Int {
-        let (scores, greatest) = try self.scores(logits)
+        choose(try scores(logits))
+    }
+
+    /// The same for an array.
+    public mutating func sample(_ logits: [Float]) throws(LesonnxError) -> Int {
+        choose(try scores(logits))
+    }
+
+    private mutating func choose(_ scored: (scores: [Float], greatest: Float)) -> Int {
+        let (scores, greatest) = scored
         if options.temperature == 0 {
             return scores.firstIndex(of: greatest)!
         }
@@ -86,23 +95,12 @@ public struct Sampler: Sendable {
         return order.last { $0.weight != 0 }!.id  // the first weight is 1
     }
 
-    /// The same for an array.
-    public mutating func sample(_ logits: [Float]) throws(LesonnxError) -> Int {
-        let result = logits.withUnsafeBufferPointer { buffer in
-            Result { () throws(LesonnxError) -> Int in try self.sample(buffer) }
-        }
-        return try result.get()
-    }
-
     /// What `sample` would draw from, without drawing, in order: ids and probabilities above 0.
     ///
     /// A probability is the token's weight divided by `kept` (see above); greedy gives one id with probability 1. Throws as
     /// `sample`.
     public func distribution(_ logits: [Float]) throws(LesonnxError) -> [Weighted] {
-        let result = logits.withUnsafeBufferPointer { buffer in
-            Result { () throws(LesonnxError) -> ([Float], Float) in try scores(buffer) }
-        }
-        let (scores, greatest) = try result.get()
+        let (scores, greatest) = try scores(logits)
         if options.temperature == 0 {
             return [Weighted(id: scores.firstIndex(of: greatest)!, weight: 1)]
         }
@@ -120,7 +118,7 @@ public struct Sampler: Sendable {
     }
 
     /// Step 1: checked logits [V], penalised, without -0; and the greatest.
-    private func scores(_ logits: UnsafeBufferPointer<Float>) throws(LesonnxError) -> ([Float], Float) {
+    private func scores(_ logits: some Collection<Float>) throws(LesonnxError) -> (scores: [Float], greatest: Float) {
         if logits.isEmpty {
             throw .input("logits are empty, expected float32 [V]")
         }

@@ -119,7 +119,9 @@ struct LesPolicy: EvictionPolicy {
         price = max(1, Self.totalWeight * scale * one / (Self.waitDivisor * numExperts.count))
         followerFactor = numExpertsPerTok.map { Self.followerWeight * scale / $0 }
         tables = zip(numExperts, numExpertsPerTok).map { n, k in
-            Array(repeating: 0, count: (n + 1) * n) + Array(repeating: Int16(one * k / n), count: n)
+            let averages = [Int16](repeating: 0, count: (n + 1) * n)
+            let lasting = [Int16](repeating: Int16(one * k / n), count: n)
+            return averages + lasting
         }
         latest = numExperts.map { _ in [] }
         target = Array(repeating: 0, count: numExperts.max() ?? 0)

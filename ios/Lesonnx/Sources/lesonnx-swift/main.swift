@@ -1,0 +1,4 @@
+import LesonnxScheduler
+
+let r = try SchedulerBenchmark.run()
+print(r)
