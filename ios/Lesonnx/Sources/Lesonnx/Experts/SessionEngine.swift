@@ -30,7 +30,7 @@ final class SessionEngine: ExpertEngine, @unchecked Sendable {
         if descriptor < 0 {
             throw LesonnxError.load("\(path): \(lastError())")
         }
-        defer { close(descriptor) }
+        defer { Foundation.close(descriptor) }
         // A plain read first: faulting a mapping in page by page is far slower than one sequential read.
         try read(expert, descriptor)
         let model = try bundle.file(bundle.modelPath(of: expert)).path(percentEncoded: false)

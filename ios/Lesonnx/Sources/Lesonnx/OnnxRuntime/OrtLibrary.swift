@@ -22,7 +22,7 @@ struct OrtLibrary: @unchecked Sendable {
         guard let base = lesonnx_ort_base(path, &message, message.count) else {
             throw LesonnxError.failure(text(message))
         }
-        let version = String(cString: base.pointee.GetVersionString())
+        let version = String(cString: base.pointee.GetVersionString()!)
         guard let api = base.pointee.GetApi(UInt32(LESONNX_ORT_API)) else {
             throw LesonnxError.failure("ONNX Runtime 1.\(LESONNX_ORT_API) or later is needed, found \(version)")
         }
@@ -33,7 +33,7 @@ struct OrtLibrary: @unchecked Sendable {
     func check(_ status: OpaquePointer?) throws(OrtError) {
         guard let status else { return }
         defer { api.pointee.ReleaseStatus(status) }
-        throw OrtError(message: firstLine(String(cString: api.pointee.GetErrorMessage(status))))
+        throw OrtError(message: firstLine(String(cString: api.pointee.GetErrorMessage(status)!)))
     }
 
     /// What a function gave by its last argument. Throws its status.

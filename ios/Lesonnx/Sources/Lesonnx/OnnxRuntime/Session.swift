@@ -55,7 +55,7 @@ final class Binding: @unchecked Sendable {
             for (name, tensor) in outputs {
                 try library.check(api.pointee.BindOutput(binding, name, try value(of: tensor, memory)))
             }
-        } catch let error as OrtError {
+        } catch {
             throw LesonnxError.bundle("a part does not take what the manifest says: \(error.message)")
         }
     }

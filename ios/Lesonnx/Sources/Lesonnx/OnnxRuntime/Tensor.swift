@@ -32,7 +32,7 @@ final class Tensor: @unchecked Sendable {
 
     convenience init(_ values: [Int64]) {
         self.init(.int64, [values.count])
-        self[Int64.self].initialize(fromContentsOf: values)
+        _ = self[Int64.self].initialize(fromContentsOf: values)
     }
 
     deinit {
