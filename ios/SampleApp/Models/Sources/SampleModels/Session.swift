@@ -1,0 +1,72 @@
+import Foundation
+import Lesonnx
+import LesonnxScheduler
+import LesonnxStore
+import Observation
+
+/// The bundle that is loaded, of which there is at most one: it takes most of the memory.
+@MainActor @Observable public final class Session {
+    public enum Phase: Equatable, Sendable {
+        case empty, loading(String), ready(String), failed(String)
+    }
+
+    public private(set) var phase = Phase.empty
+    public private(set) var conversation: Conversation?
+    /// What the library says is worth a line.
+    public private(set) var notes: [String] = []
+    public private(set) var bundle: ModelBundle?
+    /// The expert budget that the bundle was loaded with.
+    public private(set) var expertBudgetBytes = 0
+    public let meter = Meter()
+
+    private var model: Model?
+    #if canImport(Darwin)
+    private var pressure: MemoryPressureSource?
+    #endif
+
+    public init() {}
+
+    /// Loads a bundle in place of the one before. `expertBudgetBytes` nil: all experts.
+    public func open(_ bundle: ModelBundle, expertBudgetBytes: Int?) async {
+        await close()
+        let name = bundle.directory.lastPathComponent
+        phase = .loading(name)
+        do {
+            var options = LoadOptions()
+            options.expertBudgetBytes = expertBudgetBytes
+            let model = try await Model.load(bundle, options)
+            self.model = model
+            self.bundle = bundle
+            self.expertBudgetBytes = await model.expertBudgetBytes
+            notes = await model.notes
+            meter.reset()
+            conversation = Conversation(model, meter: meter)
+            #if canImport(Darwin)
+            pressure = MemoryPressureSource(model)
+            #endif
+            phase = .ready(name)
+        } catch {
+            phase = .failed("\(error)")
+        }
+    }
+
+    /// Frees the bundle's memory.
+    public func close() async {
+        conversation?.stop()
+        await conversation?.settle()
+        conversation = nil
+        #if canImport(Darwin)
+        pressure = nil
+        #endif
+        await model?.close()
+        model = nil
+        bundle = nil
+        notes = []
+        phase = .empty
+    }
+
+    /// What the system says of memory where it comes as a call, and not by the source that is kept here.
+    public func respond(to level: PressureLevel) async {
+        _ = try? await model?.respond(to: level)
+    }
+}
