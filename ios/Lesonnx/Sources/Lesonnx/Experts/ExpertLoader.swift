@@ -82,7 +82,7 @@ final class ExpertLoader: @unchecked Sendable {
         thread.start()
     }
 
-    /// End the threads once their reads have, then forget all experts. Nothing may be called after it.
+    /// End the threads once their reads have, then forget all experts; again does nothing. Nothing else may be called after it.
     func close() {
         monitor.withLock {
             isClosed = true
