@@ -30,7 +30,7 @@ let package = Package(
         // The runtime: sessions, experts in memory, steps, tokens.
         .target(name: "Lesonnx", dependencies: ["LesonnxScheduler", "CLesonnx", "COnnxRuntime"]),
         // The command line, for trying and measuring.
-        .executableTarget(name: "lesonnx-swift", dependencies: ["LesonnxScheduler"]),
+        .executableTarget(name: "lesonnx-swift", dependencies: ["Lesonnx", "LesonnxStore"]),
         .testTarget(name: "LesonnxSchedulerTests", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxStoreTests", dependencies: ["LesonnxStore"]),
         .testTarget(name: "LesonnxTests", dependencies: ["Lesonnx"]),

@@ -11,6 +11,14 @@ enum SchedulerBenchmark {
         var hitShare: Double
     }
 
+    static func report() throws {
+        for share in [0.1, 0.25, 0.5] {
+            let result = try run(share: share)
+            let us = (result.usPerLayer * 10).rounded() / 10
+            print("48 layers of 128 experts, 8 a token, \(Int(share * 100)) % in memory: \(us) us a layer, \(Int(result.hitShare * 100)) % hits")
+        }
+    }
+
     static func run(layers: Int = 48, experts: Int = 128, perTok: Int = 8, share: Double = 0.25, steps: Int = 400) throws
         -> Result
     {

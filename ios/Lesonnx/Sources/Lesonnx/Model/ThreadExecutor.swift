@@ -14,8 +14,10 @@ final class ThreadExecutor: SerialExecutor, @unchecked Sendable {
 
     init(name: String) { self.name = name }
 
-    func enqueue(_ job: consuming ExecutorJob) {
-        let job = UnownedJob(job)
+    // Apart from `add`: Swift 6.0's optimiser fails on a consumed job in a function that does more.
+    func enqueue(_ job: consuming ExecutorJob) { add(UnownedJob(job)) }
+
+    private func add(_ job: UnownedJob) {
         condition.lock()
         jobs.append(job)
         let needsThread = !hasThread
