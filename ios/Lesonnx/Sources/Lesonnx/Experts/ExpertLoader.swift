@@ -71,13 +71,13 @@ final class ExpertLoader: @unchecked Sendable {
     private func start(_ name: String, _ next: @escaping @Sendable (ExpertLoader) -> Bool) {
         monitor.withLock { numThreads += 1 }
         let thread = Thread { [self] in
+            nameThread(name)
             while next(self) {}
             monitor.withLock {
                 numThreads -= 1
                 monitor.broadcast(.progress)
             }
         }
-        thread.name = name
         thread.qualityOfService = .userInitiated
         thread.start()
     }

@@ -68,6 +68,9 @@ final class OrtEnvironment: @unchecked Sendable {
         }
     }
 
+    /// Whether ONNX Runtime's environment, with its threads, is there.
+    static var isThere: Bool { condition.withLock { numAlive > 0 } }
+
     deinit {
         library.api.pointee.ReleaseEnv(environment)
         Self.condition.lock()
