@@ -71,18 +71,18 @@ final class ExpertLoader: @unchecked Sendable {
     private func start(_ name: String, _ next: @escaping @Sendable (ExpertLoader) -> Bool) {
         monitor.withLock { numThreads += 1 }
         let thread = Thread { [self] in
+            nameThread(name)
             while next(self) {}
             monitor.withLock {
                 numThreads -= 1
                 monitor.broadcast(.progress)
             }
         }
-        thread.name = name
         thread.qualityOfService = .userInitiated
         thread.start()
     }
 
-    /// End the threads once their reads have, then forget all experts. Nothing may be called after it.
+    /// End the threads once their reads have, then forget all experts; again does nothing. Nothing else may be called after it.
     func close() {
         monitor.withLock {
             isClosed = true

@@ -48,7 +48,7 @@ public actor Model {
     /// The engine in use: `kernel` or `session`.
     public private(set) var engineName = ""
 
-    private let executor = ThreadExecutor(name: "lesonnx")
+    nonisolated let executor = ThreadExecutor(name: "lesonnx")
     private var runner: Runner?
     private var generator: Generator?
     private var numGenerations = 0

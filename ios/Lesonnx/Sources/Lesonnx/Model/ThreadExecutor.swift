@@ -25,8 +25,10 @@ final class ThreadExecutor: SerialExecutor, @unchecked Sendable {
         condition.signal()
         condition.unlock()
         if needsThread {
-            let thread = Thread { [self] in work() }
-            thread.name = name
+            let thread = Thread { [self] in
+                nameThread(name)
+                work()
+            }
             thread.qualityOfService = .userInitiated
             // ONNX Runtime computes on the caller's thread too.
             thread.stackSize = 4 << 20
@@ -61,5 +63,18 @@ final class ThreadExecutor: SerialExecutor, @unchecked Sendable {
         condition.unlock()
     }
 
+    /// Whether its thread is there.
+    var isRunning: Bool { condition.withLock { hasThread } }
+
     func asUnownedSerialExecutor() -> UnownedSerialExecutor { UnownedSerialExecutor(ordinary: self) }
+}
+
+/// Name the calling thread, for whoever looks at the process. On Linux, Foundation loses names that are set early, and Swift does
+/// not import the C library's function.
+func nameThread(_ name: String) {
+    #if os(Linux)
+    try? Data(name.utf8).write(to: URL(filePath: "/proc/thread-self/comm"))
+    #else
+    pthread_setname_np(name)
+    #endif
 }

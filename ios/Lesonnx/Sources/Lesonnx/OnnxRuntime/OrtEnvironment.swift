@@ -26,14 +26,17 @@ final class OrtEnvironment: @unchecked Sendable {
     let numThreads: Int
     private let environment: OpaquePointer
 
-    private static let lock = NSLock()
-    nonisolated(unsafe) private static weak var current: OrtEnvironment?  // under `lock`
+    // Under the condition's lock: the environment in use, and how many ONNX Runtime knows. One that nobody holds any more is let go
+    // of on whatever thread dropped it, so it may be there a moment longer.
+    private static let condition = NSCondition()
+    nonisolated(unsafe) private static weak var current: OrtEnvironment?
+    nonisolated(unsafe) private static var numAlive = 0
 
     /// The environment of this process. ONNX Runtime has one, so its threads cannot be chosen anew while any model is loaded:
     /// throws `input` where they are another number.
     static func shared(numThreads: Int?) throws -> OrtEnvironment {
-        lock.lock()
-        defer { lock.unlock() }
+        condition.lock()
+        defer { condition.unlock() }
         let wanted = numThreads ?? numCores
         if let current {
             if let numThreads, numThreads != current.numThreads {
@@ -42,8 +45,12 @@ final class OrtEnvironment: @unchecked Sendable {
             }
             return current
         }
+        while numAlive > 0 {
+            condition.wait()
+        }
         let made = try OrtEnvironment(numThreads: wanted)
         current = made
+        numAlive += 1
         return made
     }
 
@@ -61,7 +68,16 @@ final class OrtEnvironment: @unchecked Sendable {
         }
     }
 
-    deinit { library.api.pointee.ReleaseEnv(environment) }
+    /// Whether ONNX Runtime's environment, with its threads, is there.
+    static var isThere: Bool { condition.withLock { numAlive > 0 } }
+
+    deinit {
+        library.api.pointee.ReleaseEnv(environment)
+        Self.condition.lock()
+        Self.numAlive -= 1
+        Self.condition.broadcast()
+        Self.condition.unlock()
+    }
 
     /// A session of a model file. Throws `bundle` where ONNX Runtime does not take it.
     func session(_ path: String, _ kind: SessionKind, registersExperts: Bool = false) throws -> Session {

@@ -3,7 +3,7 @@ import LesonnxScheduler
 
 /// One step of the model: token ids in, logits out, walking embed, segments with their experts, and head.
 ///
-/// Runs a bundle for one sequence, from one thread at a time. Owns the loader; close it to free sessions and experts. It samples
+/// Runs a bundle for one sequence, from one thread at a time. Owns the loader, which it closes at its end. It samples
 /// nothing and decides nothing about loading.
 final class Runner {
     let bundle: ModelBundle
@@ -52,7 +52,9 @@ final class Runner {
         }
     }
 
-    /// Free sessions and experts. Nothing may be called after it.
+    deinit { loader.close() }
+
+    /// Free sessions and experts; again does nothing. Nothing else may be called after it.
     func close() {
         loader.close()
         buffers.removeAll()
