@@ -150,6 +150,22 @@ private final class Scratch {
         #expect(benchmark.speedup != nil)
     }
 
+    @Test func fromTheShelfToATextAndABenchmark() async throws {
+        let scratch = Scratch()
+        let app = try AppModel(folder: scratch.folder)
+        app.shelf.importBundle(from: bundles.appending(path: "qwen2_moe-int4"))
+        await app.shelf.settle()
+        await app.open(try #require(app.shelf.rows.first))
+        #expect(app.session.phase == .ready("qwen2_moe-int4") && app.session.expertBudgetBytes == app.session.bundle?.expertBytes)
+        app.benchmark.numTokens = 4
+        app.benchmark.numWarmupTokens = 2
+        await app.runBenchmark()
+        #expect(app.benchmark.rows.filter { $0.result?.isSameText == true }.count == 4)
+        #expect(app.session.phase == .ready("qwen2_moe-int4"), "the bundle is loaded again")
+        await app.remove("qwen2_moe-int4")
+        #expect(app.session.phase == .empty && app.shelf.rows.isEmpty)
+    }
+
     @Test func theLadderIsBrokenOff() async throws {
         let bundle = try ModelBundle(directory: bundles.appending(path: "sample-int4"))
         let benchmark = Benchmark()
