@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-python lint clean
+.PHONY: setup demo test test-python test-swift lint clean
 
 $(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch] lesonnx/native/include/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,10 +19,21 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/lesonnx demo
 
-test: lint test-python
+test: lint test-python test-swift
 
 test-python: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+# The Swift package with the ONNX Runtime that Python runs, and its models again with the one that its iOS package brings.
+IOS_ONNXRUNTIME := $(shell sed -n 's/.*exact: "\([0-9.]*\)".*/\1/p' ios/Lesonnx/Package.swift)
+
+test-swift: $(STAMP)
+	@skip() { echo "skipped: the Swift tests: $$1"; test -z "$$CI"; exit; }; \
+	test -n "$$CI" || tools/swift-linux.sh is-ready || skip "no Swift 6 is here; as root, tools/swift-linux.sh setup makes one"; \
+	set -e; \
+	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(IOS_ONNXRUNTIME); \
+	tools/swift-linux.sh test; \
+	LESONNX_ORT_VERSION=$(IOS_ONNXRUNTIME) tools/swift-linux.sh test --skip-build --filter RuntimeTests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,7 +4,8 @@
 #
 #   tools/swift-linux.sh build|test|run ARGUMENT...   `swift` with these, in ios/Lesonnx
 #   tools/swift-linux.sh exec COMMAND...              any command, where `swift` would run
-#   tools/swift-linux.sh setup                        only make what is missing
+#   tools/swift-linux.sh setup                        only make what is missing; says where ONNX Runtime's library is
+#   tools/swift-linux.sh is-ready                     whether Swift is here; makes nothing
 #
 # Where Swift 6 and ONNX Runtime's header (/usr/include/onnxruntime) are installed, they are used. Elsewhere a Debian 13
 # is made once in a folder of its own, which takes root, a few minutes and 3 GB, and commands run inside it with this
@@ -27,7 +28,12 @@ packages="swiftlang libswiftlang swiftlang-dev libc6-dev g++ binutils-gold libon
 
 say() { echo "swift-linux: $*" >&2; }
 fail() { say "$*"; exit 1; }
-[ $# -gt 0 ] || fail "expected build, test, run, exec or setup"
+action=${1:-}
+case $action in
+    build | test | run | exec | setup | is-ready) shift ;;
+    *) fail "expected build, test, run, exec, setup or is-ready, found '$action'" ;;
+esac
+[ "$action" != exec ] || [ $# -gt 0 ] || fail "exec: expected a command"
 
 is_native() {
     [ -z "${LESONNX_SWIFT_ROOT:-}" ] && [ -f /usr/include/onnxruntime/onnxruntime_c_api.h ] \
@@ -65,6 +71,7 @@ choose_library() {
     export LESONNX_ORT_LIBRARY=$folder/libonnxruntime.so.1
     [ ! -e "$LESONNX_ORT_LIBRARY" ] || return 0
     work=$(mktemp -d "$store/ort.XXXXXX")
+    trap "rm -rf '$work'" EXIT
     if [ "$version" = "$installed" ]; then
         "$python" -c 'import onnxruntime, pathlib; print(pathlib.Path(onnxruntime.__file__).parent / "capi")' \
             | while read -r capi; do cp "$capi"/libonnxruntime.so.* "$work/"; done
@@ -82,22 +89,22 @@ choose_library() {
     mv -T "$work" "$folder"
 }
 
-mkdir -p "$store" 2>/dev/null || store=$repo/build/swift-linux
-mkdir -p "$store"
+if [ "$action" = is-ready ]; then
+    is_native || { [ -d "$root" ] && [ "$(id -u)" = 0 ]; }
+    exit
+fi
+{ mkdir -p "$store" && [ -w "$store" ]; } 2>/dev/null || { store=$repo/build/swift-linux && mkdir -p "$store"; }
 exec 9>"$store/lock"
 flock 9
 is_native || make_root
 choose_library
 exec 9>&-
 
-action=$1
-shift
-case $action in
-    setup) echo "$LESONNX_ORT_LIBRARY"; exit 0 ;;
-    build | test | run) set -- swift "$action" "$@" ;;
-    exec) [ $# -gt 0 ] || fail "exec: expected a command" ;;
-    *) fail "$action: expected build, test, run, exec or setup" ;;
-esac
+if [ "$action" = setup ]; then
+    echo "$LESONNX_ORT_LIBRARY"
+    exit
+fi
+[ "$action" = exec ] || set -- swift "$action" "$@"
 export LESONNX_MOBILE=${LESONNX_MOBILE:-$repo/build/mobile}
 package=$repo/ios/Lesonnx
 if is_native; then

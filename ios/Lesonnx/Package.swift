@@ -36,7 +36,7 @@ let package = Package(
         .executableTarget(name: "lesonnx-swift", dependencies: ["Lesonnx", "LesonnxStore"]),
         .testTarget(name: "LesonnxSchedulerTests", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxStoreTests", dependencies: ["LesonnxStore"]),
-        .testTarget(name: "LesonnxTests", dependencies: ["Lesonnx"]),
+        .testTarget(name: "LesonnxTests", dependencies: ["Lesonnx"], exclude: ["Vectors"]),
     ],
     cLanguageStandard: .c11
 )
