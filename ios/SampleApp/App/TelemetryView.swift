@@ -21,7 +21,7 @@ struct TelemetryView: View {
             }
             .navigationTitle("Telemetry")
             .toolbar {
-                Button("Reset", systemImage: "arrow.counterclockwise") { app.session.meter.reset() }
+                Button("Reset", systemImage: "arrow.counterclockwise") { Task { await app.session.resetMeter() } }
             }
         }
     }

@@ -16,8 +16,12 @@ import Observation
         shelf = try Shelf(folder: folder)
     }
 
-    /// Loads a bundle of the shelf, with as many experts in memory as fit.
+    /// Loads a bundle of the shelf, with as many experts in memory as fit; not while the benchmark has the memory.
     public func open(_ row: Shelf.Row) async {
+        if benchmark.isRunning {
+            shelf.problem = "the benchmark is running; stop it first"
+            return
+        }
         do {
             let bundle = try await shelf.bundle(named: row.name)
             var budget = bundle.expertBytes

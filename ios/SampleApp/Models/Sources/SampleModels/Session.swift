@@ -26,11 +26,14 @@ import Observation
 
     public init() {}
 
-    /// Loads a bundle in place of the one before. `expertBudgetBytes` nil: all experts.
+    /// Loads a bundle in place of the one before; does nothing while one is being loaded. `expertBudgetBytes` nil: all experts.
     public func open(_ bundle: ModelBundle, expertBudgetBytes: Int?) async {
-        await close()
+        if case .loading = phase {
+            return
+        }
         let name = bundle.directory.lastPathComponent
         phase = .loading(name)
+        await free()
         do {
             var options = LoadOptions()
             options.expertBudgetBytes = expertBudgetBytes
@@ -39,7 +42,6 @@ import Observation
             self.bundle = bundle
             self.expertBudgetBytes = await model.expertBudgetBytes
             notes = await model.notes
-            meter.reset()
             conversation = Conversation(model, meter: meter)
             #if canImport(Darwin)
             pressure = MemoryPressureSource(model)
@@ -52,6 +54,11 @@ import Observation
 
     /// Frees the bundle's memory.
     public func close() async {
+        await free()
+        phase = .empty
+    }
+
+    private func free() async {
         conversation?.stop()
         await conversation?.settle()
         conversation = nil
@@ -62,7 +69,13 @@ import Observation
         model = nil
         bundle = nil
         notes = []
-        phase = .empty
+        meter.reset()
+    }
+
+    /// Begins to count anew.
+    public func resetMeter() async {
+        await model?.resetTelemetry()
+        meter.reset()
     }
 
     /// What the system says of memory where it comes as a call, and not by the source that is kept here.

@@ -117,6 +117,42 @@ private final class Scratch {
         await session.close()
     }
 
+    @Test func aConversationOfTwoQuestions() async throws {
+        // The sample has no chat template: one is written into a copy's manifest, of tokens that it knows.
+        let scratch = Scratch()
+        let bundle = scratch.folder.appending(path: "chat")
+        try FileManager.default.createDirectory(at: scratch.folder, withIntermediateDirectories: true)
+        try FileManager.default.copyItem(at: bundles.appending(path: "sample-int4"), to: bundle)
+        let file = bundle.appending(path: "manifest.json")
+        let format = """
+            "chat_template": null, "chat_format": {"start": "", "messages": {"user": {"prefix": "<|im_start|>user\\n", "suffix":
+            "<|im_end|>\\n"}, "assistant": {"prefix": "<|im_start|>assistant\\n", "suffix": "<|im_end|>\\n"}},
+            "answer": "<|im_start|>assistant\\n"}
+            """
+        let old = try String(contentsOf: file, encoding: .utf8)
+        let text = old.replacing(#/,\s*"chat_format": null/#, with: "").replacing("\"chat_template\": null", with: format)
+        try Data(text.utf8).write(to: file)
+        let session = Session()
+        await session.open(try ModelBundle(directory: bundle), expertBudgetBytes: nil)
+        let conversation = try #require(session.conversation)
+        #expect(conversation.chats)
+        conversation.maxNewTokens = 6
+        conversation.send("In the beginning")
+        await conversation.settle()
+        let first = try #require(conversation.lines.last?.text)
+        conversation.send("And God said")
+        await conversation.settle()
+        #expect(conversation.lines.map(\.role) == [.user, .assistant, .user, .assistant] && conversation.problem == nil)
+        #expect(conversation.lines[1].text == first && !first.isEmpty && conversation.lines[3].text.isEmpty == false)
+        await session.resetMeter()
+        #expect(session.meter.samples.isEmpty)
+        conversation.send("Let there be")
+        await conversation.settle()
+        let after = try #require(session.meter.samples.first)
+        #expect(after.readBytes <= session.meter.telemetry.readBytes && session.meter.numTokens == session.meter.samples.count)
+        await session.close()
+    }
+
     @Test func whatCannotBeServedIsSaid() async throws {
         let session = try await opened("sample-int4")
         let conversation = try #require(session.conversation)
