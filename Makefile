@@ -24,7 +24,8 @@ test: lint test-python test-swift
 test-python: $(STAMP)
 	$(BIN)/python -m pytest -n auto
 
-# The Swift package with the ONNX Runtime that Python runs, and its models again with the one that its iOS package brings.
+# The Swift package with the ONNX Runtime that Python runs, and its models again with the one that its iOS package brings; what the
+# sample app's screens show and do. The screens themselves need SwiftUI: they are parsed.
 IOS_ONNXRUNTIME := $(shell sed -n 's/.*exact: "\([0-9.]*\)".*/\1/p' ios/Lesonnx/Package.swift)
 
 test-swift: $(STAMP)
@@ -33,6 +34,8 @@ test-swift: $(STAMP)
 	set -e; \
 	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(IOS_ONNXRUNTIME); \
 	tools/swift-linux.sh test; \
+	tools/swift-linux.sh exec swift test --package-path ../SampleApp/Models; \
+	tools/swift-linux.sh exec sh -c 'swiftc -frontend -parse -swift-version 6 ../SampleApp/App/*.swift'; \
 	LESONNX_ORT_VERSION=$(IOS_ONNXRUNTIME) tools/swift-linux.sh test --skip-build --filter RuntimeTests
 
 lint: $(STAMP)
