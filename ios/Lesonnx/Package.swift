@@ -1,6 +1,16 @@
 // swift-tools-version: 6.0
 import PackageDescription
 
+// Fused multiply-adds are written out in the kernel: a compiler that made its own would change bits between builds. Its sources tell
+// clang so. Elsewhere it is also always optimised, since a debug build would be fifty times slower; Xcode takes no package with
+// such flags into an app.
+var kernelSettings: [CSetting] = [
+    .define("_DEFAULT_SOURCE"), .define("RegisterCustomOps", to: "lesonnx_register_experts"),
+]
+#if !canImport(Darwin)
+kernelSettings.append(.unsafeFlags(["-O3", "-ffp-contract=off"]))
+#endif
+
 // The targets are the floors: an import goes only to a floor above in this list.
 let package = Package(
     name: "Lesonnx",
@@ -15,16 +25,9 @@ let package = Package(
         .target(name: "LesonnxScheduler"),
         // How bundles come to the device: import, download, checksums, fit.
         .target(name: "LesonnxStore", dependencies: ["LesonnxScheduler"]),
-        // The expert kernel: lesonnx/native, by a link. Fused multiply-adds are written out there: a compiler that made its own
-        // would change bits between builds. It is always optimised, since a debug build would be fifty times slower.
+        // The expert kernel: lesonnx/native, by a link.
         .target(
-            name: "CLesonnx",
-            exclude: ["CMakeLists.txt", "__init__.py", "library.py"],
-            cSettings: [
-                .unsafeFlags(["-O3", "-ffp-contract=off"]),
-                .define("_DEFAULT_SOURCE"),
-                .define("RegisterCustomOps", to: "lesonnx_register_experts"),
-            ]),
+            name: "CLesonnx", exclude: ["CMakeLists.txt", "__init__.py", "library.py"], cSettings: kernelSettings),
         // ONNX Runtime's C interface, linked or loaded.
         .target(name: "COnnxRuntime"),
         // The runtime: sessions, experts in memory, steps, tokens.

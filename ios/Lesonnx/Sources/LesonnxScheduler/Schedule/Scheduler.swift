@@ -287,10 +287,9 @@ public struct Scheduler: Sendable {
 
     /// The open layer is done.
     public mutating func endLayer() throws(LesonnxError) -> [Action] {
-        guard let layer = openLayer, numRequired == 0 else {
+        if openLayer == nil || numRequired > 0 {
             throw .schedule("endLayer of layer \(openLayer ?? -1) while \(numRequired) experts are required")
         }
-        _ = layer
         openLayer = nil
         return []
     }
