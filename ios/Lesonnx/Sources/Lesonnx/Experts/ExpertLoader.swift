@@ -87,7 +87,8 @@ final class ExpertLoader: @unchecked Sendable {
         monitor.withLock {
             isClosed = true
             loads.removeAll()
-            monitor.broadcast(.work)
+            monitor.broadcast(.load)
+            monitor.broadcast(.question)
             while numThreads > 0 {
                 monitor.wait(for: .progress)
             }
@@ -168,7 +169,7 @@ final class ExpertLoader: @unchecked Sendable {
                 numUnanswered += 1
             }
             question = Question(layer: place, predict: prediction, ready: ready)
-            monitor.broadcast(.work)
+            monitor.signal(.question)
         }
     }
 
@@ -248,7 +249,7 @@ final class ExpertLoader: @unchecked Sendable {
             switch action {
             case .load(let expert, _, let slab, let offsetBytes):
                 loads.append(Load(expert: expert, slab: slab, offsetBytes: offsetBytes))
-                monitor.broadcast(.work)
+                monitor.signal(.load)
             case .evict(let expert):
                 engine.evict(experts[expert])
             case .compute(let batch):
@@ -266,7 +267,7 @@ final class ExpertLoader: @unchecked Sendable {
     private func readNext() -> Bool {
         let next: Load? = monitor.withLock {
             while loads.isEmpty && !isClosed {
-                monitor.wait(for: .work)
+                monitor.wait(for: .load)
             }
             return isClosed ? nil : loads.removeFirst()
         }
@@ -310,7 +311,7 @@ final class ExpertLoader: @unchecked Sendable {
     private func answerNext() -> Bool {
         let next: Question? = monitor.withLock {
             while question == nil && !isClosed {
-                monitor.wait(for: .work)
+                monitor.wait(for: .question)
             }
             if isClosed {
                 numUnanswered = 0

@@ -1,28 +1,32 @@
 import Foundation
 
-/// A lock with two conditions: what threads that read wait for, and what the thread that computes waits for.
+/// A lock with three conditions, one for each kind of thread that waits.
 ///
 /// Unchecked: these are the system's own mutex and conditions, at addresses of their own.
 final class Monitor: @unchecked Sendable {
     enum Condition: Int {
-        /// There is something to read or to predict, or the end has come.
-        case work
+        /// There is something to read, or the end has come.
+        case load
+        /// There is something to predict, or the end has come.
+        case question
         /// A load or a prediction has ended, or a thread has.
         case progress
     }
 
     private let mutex = UnsafeMutablePointer<pthread_mutex_t>.allocate(capacity: 1)
-    private let conditions = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 2)
+    private let conditions = UnsafeMutablePointer<pthread_cond_t>.allocate(capacity: 3)
 
     init() {
         pthread_mutex_init(mutex, nil)
-        pthread_cond_init(conditions, nil)
-        pthread_cond_init(conditions + 1, nil)
+        for number in 0..<3 {
+            pthread_cond_init(conditions + number, nil)
+        }
     }
 
     deinit {
-        pthread_cond_destroy(conditions)
-        pthread_cond_destroy(conditions + 1)
+        for number in 0..<3 {
+            pthread_cond_destroy(conditions + number)
+        }
         pthread_mutex_destroy(mutex)
         conditions.deallocate()
         mutex.deallocate()

@@ -14,7 +14,12 @@ final class SessionEngine: ExpertEngine, @unchecked Sendable {
     private let bundle: ModelBundle
     private let environment: OrtEnvironment
     private let lock = NSLock()
-    private var sessions: [Int: Session] = [:]
+    private var sessions: [Int: Loaded] = [:]
+
+    private struct Loaded {
+        let session: Session
+        let output: String
+    }
 
     init(_ bundle: ModelBundle, _ environment: OrtEnvironment) throws {
         self.bundle = bundle
@@ -35,7 +40,8 @@ final class SessionEngine: ExpertEngine, @unchecked Sendable {
         try read(expert, descriptor)
         let model = try bundle.file(bundle.modelPath(of: expert)).path(percentEncoded: false)
         let session = try environment.session(model, .expert)
-        lock.withLock { sessions[expert.number] = session }
+        let loaded = Loaded(session: session, output: try session.firstOutputName())
+        lock.withLock { sessions[expert.number] = loaded }
         #if os(Linux)
         // The session has its own packed copy: do not keep a second one in the page cache.
         _ = posix_fadvise(descriptor, off_t(expert.offsetBytes), off_t(expert.costBytes), Int32(POSIX_FADV_DONTNEED))
@@ -67,23 +73,23 @@ final class SessionEngine: ExpertEngine, @unchecked Sendable {
         let hiddenSize = work.hidden.shape[1]
         let slots = work.expertOut.shape[1]
         for expert in experts {
-            guard let session = lock.withLock({ sessions[expert.number] }) else {
+            guard let loaded = lock.withLock({ sessions[expert.number] }) else {
                 throw LesonnxError.failure("\(expert): is not in memory")
             }
             if expert.expertIdx == nil {
-                try run(session, work.hidden, work.sharedOut)
+                try run(loaded, work.hidden, work.sharedOut)
                 continue
             }
             let rows = work.rows(of: expert)
             let result = Tensor(.float32, [rows.count, hiddenSize])
             if work.hidden.shape[0] == 1 {
-                try run(session, work.hidden, result)
+                try run(loaded, work.hidden, result)
             } else {
                 let input = Tensor(.float32, [rows.count, hiddenSize])
                 for (place, row) in rows.enumerated() {
                     copyRow(work.hidden, Int(row) / slots, input, place, hiddenSize)
                 }
-                try run(session, input, result)
+                try run(loaded, input, result)
             }
             for (place, row) in rows.enumerated() {
                 copyRow(result, place, work.expertOut, Int(row), hiddenSize)
@@ -91,8 +97,8 @@ final class SessionEngine: ExpertEngine, @unchecked Sendable {
         }
     }
 
-    private func run(_ session: Session, _ input: Tensor, _ output: Tensor) throws {
-        try Binding(session, inputs: ["x": input], outputs: [session.firstOutputName(): output]).run()
+    private func run(_ expert: Loaded, _ input: Tensor, _ output: Tensor) throws {
+        try Binding(expert.session, inputs: ["x": input], outputs: [expert.output: output]).run()
     }
 
     private func copyRow(_ source: Tensor, _ from: Int, _ target: Tensor, _ to: Int, _ size: Int) {

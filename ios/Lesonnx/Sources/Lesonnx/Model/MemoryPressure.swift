@@ -30,13 +30,17 @@ extension Model {
 #if canImport(Darwin)
 /// Tells a model of the system's memory pressure for as long as it is kept.
 public final class MemoryPressureSource: Sendable {
-    // Unchecked: a dispatch source may be cancelled from any thread.
+    // A dispatch source may be cancelled from any thread.
     private nonisolated(unsafe) let source: any DispatchSourceMemoryPressure
 
     public init(_ model: Model) {
-        source = DispatchSource.makeMemoryPressureSource(eventMask: [.normal, .warning, .critical], queue: .global())
-        source.setEventHandler { [weak model, weak source] in
-            guard let model, let event = source?.data else { return }
+        nonisolated(unsafe) let source = DispatchSource.makeMemoryPressureSource(
+            eventMask: [.normal, .warning, .critical], queue: .global())
+        self.source = source
+        // The source lets go of its handler when it is cancelled.
+        source.setEventHandler { [weak model] in
+            guard let model else { return }
+            let event = source.data
             let level: PressureLevel = event.contains(.critical) ? .critical : event.contains(.warning) ? .warning : .normal
             // A budget that is too small changes nothing, and there is no one to tell.
             Task { try? await model.respond(to: level) }
