@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-python test-kotlin lint clean
+.PHONY: setup demo test test-python test-kotlin test-swift lint clean
 
 $(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch] lesonnx/native/include/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,7 +19,7 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/lesonnx demo
 
-test: lint test-python test-kotlin
+test: lint test-python test-kotlin test-swift
 
 test-python: $(STAMP)
 	$(BIN)/python -m pytest -n auto
@@ -35,6 +35,20 @@ test-kotlin: $(STAMP)
 	set -e; \
 	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(KOTLIN_ONNXRUNTIME); \
 	mvn --batch-mode --quiet --file android/lesonnx/pom.xml test
+
+# The Swift package with the ONNX Runtime that Python runs, and its models again with the one that its iOS package brings; what the
+# sample app's screens show and do. The screens themselves need SwiftUI: they are parsed.
+IOS_ONNXRUNTIME := $(shell sed -n 's/.*exact: "\([0-9.]*\)".*/\1/p' ios/Lesonnx/Package.swift)
+
+test-swift: $(STAMP)
+	@skip() { echo "skipped: the Swift tests: $$1"; test -z "$$CI"; exit; }; \
+	test -n "$$CI" || tools/swift-linux.sh is-ready || skip "no Swift 6 is here; as root, tools/swift-linux.sh setup makes one"; \
+	set -e; \
+	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(IOS_ONNXRUNTIME); \
+	tools/swift-linux.sh test; \
+	tools/swift-linux.sh exec swift test --package-path ../SampleApp/Models; \
+	tools/swift-linux.sh exec sh -c 'swiftc -frontend -parse -swift-version 6 ../SampleApp/App/*.swift'; \
+	LESONNX_ORT_VERSION=$(IOS_ONNXRUNTIME) tools/swift-linux.sh test --skip-build --filter RuntimeTests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,171 @@
+import LesonnxScheduler
+
+/// What to generate. `maxNewTokens` nil means up to 256, less where the context ends earlier.
+///
+/// `stop` strings end the text before themselves, wherever tokens begin and end.
+public struct GenerationOptions: Equatable, Sendable {
+    public static let defaultMaxNewTokens = 256
+
+    public var maxNewTokens: Int?
+    public var sampling = SamplingOptions.greedy
+    public var stop: [String] = []
+    public var ignoresEos = false
+
+    public init(maxNewTokens: Int? = nil, sampling: SamplingOptions = .greedy, stop: [String] = [], ignoresEos: Bool = false) {
+        self.maxNewTokens = maxNewTokens
+        self.sampling = sampling
+        self.stop = stop
+        self.ignoresEos = ignoresEos
+    }
+
+    /// How many tokens may come after the prompt. Throws `context` where what was asked for does not fit.
+    func tokenLimit(promptTokens: Int, maxTokens: Int) throws(LesonnxError) -> Int {
+        let room = maxTokens - promptTokens
+        if room < 1 {
+            throw .context("a prompt of \(promptTokens) tokens leaves no room in the model's context of \(maxTokens)")
+        }
+        guard let wanted = maxNewTokens else { return min(Self.defaultMaxNewTokens, room) }
+        if wanted < 1 {
+            throw .input("maxNewTokens is \(wanted), expected at least 1")
+        }
+        if wanted > room {
+            throw .context(
+                "a prompt of \(promptTokens) tokens and \(wanted) new ones do not fit the model's context of \(maxTokens)")
+        }
+        return wanted
+    }
+}
+
+/// One generated token. `text` is what became certain with it, perhaps nothing; all texts in a row are the output.
+///
+/// `id` is nil for text that was held back until the end.
+public struct Token: Equatable, Sendable {
+    public let id: Int?
+    public let text: String
+
+    public init(id: Int?, text: String) {
+        self.id = id
+        self.text = text
+    }
+}
+
+public enum FinishReason: String, Equatable, Sendable {
+    case eos, stop, length
+}
+
+/// How a generation went; complete once it has ended.
+public struct GenerationReport: Equatable, Sendable {
+    public var promptTokens = 0
+    public var reusedTokens = 0
+    public var tokenIds: [Int] = []
+    public var finishReason: FinishReason?
+    public var prefillMs = 0.0
+    public var decodeMs = 0.0
+
+    public init() {}
+
+    /// Decode speed: tokens after the first, which the prefill gives, by the time they took.
+    public var tokensPerS: Double {
+        tokenIds.count > 1 && decodeMs > 0 ? Double(tokenIds.count - 1) / (decodeMs / 1e3) : 0
+    }
+}
+
+/// The state of one generation between two tokens; used from the runner's thread.
+struct Generator {
+    private(set) var report = GenerationReport()
+    private let prompt: [Int]
+    private let limit: Int
+    private let eos: Set<Int>
+    private let reuses: Bool
+    private var sampler: Sampler
+    private var decoder: StreamDecoder?
+    private var stop: StopChecker
+    private var stage = Stage.prefill
+    private var decodeBegan = 0.0
+
+    private enum Stage {
+        case prefill
+        /// The last token is sampled and not yet run.
+        case decode(last: Int)
+        case flush
+        case end
+    }
+
+    /// Throws `input` or `context` for a prompt or options that cannot be served.
+    init(
+        _ prompt: [Int], _ options: GenerationOptions, _ model: ModelFacts, maxTokens: Int,
+        decoding: (any TokenDecoding)?, reuses: Bool
+    ) throws(LesonnxError) {
+        if prompt.isEmpty {
+            throw .input("the prompt is empty: at least one token is needed")
+        }
+        if let wrong = prompt.first(where: { $0 < 0 || $0 >= model.vocabSize }) {
+            throw .input("token id \(wrong) is outside 0..\(model.vocabSize - 1)")
+        }
+        if !options.stop.isEmpty && decoding == nil {
+            throw .input("stop strings need a tokenizer, which this bundle lacks")
+        }
+        limit = try options.tokenLimit(promptTokens: prompt.count, maxTokens: maxTokens)
+        sampler = Sampler(options.sampling)
+        try sampler.accept(all: prompt)
+        decoder = decoding.map { StreamDecoder($0) }
+        stop = try StopChecker(options.stop)
+        eos = options.ignoresEos ? [] : Set(model.eosTokenIds)
+        self.prompt = prompt
+        self.reuses = reuses
+        report.promptTokens = prompt.count
+    }
+
+    /// The next token; nil at the end.
+    mutating func next(_ runner: Runner) throws -> Token? {
+        switch stage {
+        case .prefill:
+            // The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+            report.reusedTokens = reuses ? runner.commonTokens(prompt) : 0
+            runner.rewind(to: report.reusedTokens)
+            let began = secondsNow()
+            let logits = try runner.prefill(Array(prompt.dropFirst(report.reusedTokens)))
+            decodeBegan = secondsNow()
+            report.prefillMs = (decodeBegan - began) * 1e3
+            return try take(logits)
+        case .decode(let last):
+            return try take(runner.step([last], logitRows: [0]))
+        case .flush:
+            return flush()
+        case .end:
+            return nil
+        }
+    }
+
+    /// The token that the logits [1,V] give; the end may be one, and is not given out.
+    private mutating func take(_ logits: Tensor) throws -> Token? {
+        let id = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
+        report.tokenIds.append(id)
+        report.decodeMs = (secondsNow() - decodeBegan) * 1e3
+        if eos.contains(id) {
+            report.finishReason = .eos
+            return flush()
+        }
+        try sampler.accept(id)
+        let text = decoder?.push(id) ?? ""
+        let shown = stop.push(text)
+        if stop.stoppedBy != nil {
+            report.finishReason = .stop
+            stage = .end
+        } else if report.tokenIds.count == limit {
+            report.finishReason = .length
+            stage = .flush
+        } else {
+            stage = .decode(last: id)
+        }
+        return Token(id: id, text: shown)
+    }
+
+    /// What was held back: half a character, or the beginning of a stop string.
+    private mutating func flush() -> Token? {
+        stage = .end
+        guard let rest = decoder?.flush() else { return nil }
+        let text = stop.push(rest) + stop.flush()
+        return text.isEmpty ? nil : Token(id: nil, text: text)
+    }
+}

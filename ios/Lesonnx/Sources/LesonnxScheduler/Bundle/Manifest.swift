@@ -1,0 +1,212 @@
+// The bundle's contract: what `manifest.json` says. It knows nothing of files beyond their relative names, nor of ONNX Runtime.
+// `docs/bundle.md` says what each field means, `lesonnx/manifest.py` is the reference of what is refused.
+
+/// What a host must know of the model; names as Hugging Face spells them.
+public struct ModelFacts: Equatable, Sendable {
+    public let modelType: String
+    public let hiddenSize: Int
+    public let numHiddenLayers: Int
+    public let vocabSize: Int
+    public let numExperts: Int
+    public let numExpertsPerTok: Int
+    public let moeIntermediateSize: Int
+    public let maxPositionEmbeddings: Int
+    public let numParameters: Int
+    public let numActiveParameters: Int
+    public let eosTokenIds: [Int]
+    public let bosTokenId: Int?
+    public let padTokenId: Int?
+
+    init(_ field: Field) throws(LesonnxError) {
+        let sizes = 1...(1 << 31)
+        var record = try Record(field)
+        modelType = try record.required("model_type").string()
+        hiddenSize = try record.required("hidden_size").int(sizes)
+        numHiddenLayers = try record.required("num_hidden_layers").int(sizes)
+        vocabSize = try record.required("vocab_size").int(sizes)
+        numExperts = try record.required("num_experts").int(sizes)
+        numExpertsPerTok = try record.required("num_experts_per_tok").int(sizes)
+        moeIntermediateSize = try record.required("moe_intermediate_size").int(sizes)
+        maxPositionEmbeddings = try record.required("max_position_embeddings").int(sizes)
+        numParameters = try record.required("num_parameters").int(1...countLimit)
+        numActiveParameters = try record.required("num_active_parameters").int(1...countLimit)
+        eosTokenIds = try record.optional("eos_token_ids")?.array { (id) throws(LesonnxError) in try id.int(0...countLimit) } ?? []
+        bosTokenId = try record.nullable("bos_token_id")?.int(0...countLimit)
+        padTokenId = try record.nullable("pad_token_id")?.int(0...countLimit)
+        try record.end()
+        if numExpertsPerTok > numExperts {
+            throw .bundle("\(field.path): \(numExpertsPerTok) experts a token of \(numExperts)")
+        }
+    }
+}
+
+/// How the weights are stored: bits and block sizes of experts and dense parts.
+public struct Quantization: Equatable, Sendable {
+    public let expertBits: Int
+    public let denseBits: Int
+    public let kvBits: Int
+    public let blockSize: Int
+
+    init(_ field: Field) throws(LesonnxError) {
+        var record = try Record(field)
+        expertBits = try record.required("expert_bits").int(of: [2, 4, 8, 32])
+        denseBits = try record.required("dense_bits").int(of: [4, 8, 32])
+        kvBits = try record.optional("kv_bits")?.int(of: [16, 32]) ?? 32
+        blockSize = try record.required("block_size").int(of: [0, 16, 32, 64, 128])
+        try record.end()
+    }
+}
+
+/// Where the tokenizer lies; `onnx` is nil where onnxruntime-extensions cannot express it.
+public struct TokenizerFiles: Equatable, Sendable {
+    public let jsonPath: String?
+    public let onnx: String?
+    public let config: String?
+    public let chatTemplate: String?
+    /// nil where there is no chat template, or one that plain text cannot stand for: such a bundle completes and does not chat.
+    public let chatFormat: ChatFormat?
+
+    init(_ field: Field) throws(LesonnxError) {
+        var record = try Record(field)
+        jsonPath = try record.nullable("json_path")?.bundlePath()
+        onnx = try record.nullable("onnx")?.bundlePath()
+        config = try record.nullable("config")?.bundlePath()
+        chatTemplate = try record.nullable("chat_template")?.bundlePath()
+        if let format = record.nullable("chat_format") {
+            chatFormat = try ChatFormat(format)
+        } else {
+            chatFormat = nil
+        }
+        try record.end()
+    }
+}
+
+/// The whole of `manifest.json`.
+public struct BundleManifest: Equatable, Sendable {
+    public static let formatVersion = 1
+
+    public let producer: String
+    public let onnxruntimeAtLeast: String
+    public let model: ModelFacts
+    public let quantization: Quantization
+    public let prefillChunkTokens: Int
+    public let parts: [Part]
+    public let states: [State]
+    public let expertKinds: [ExpertKind]
+    public let expertLayers: [ExpertLayer]
+    public let tokenizer: TokenizerFiles?
+    public let skippedTensors: [String: String]
+
+    /// The manifest in a JSON text (UTF-8). Throws `bundle` in one line that names `source` and the field.
+    public init(parsing text: some Collection<UInt8>, source: String = "manifest.json") throws(LesonnxError) {
+        do {
+            try self.init(JSON(parsing: text))
+        } catch {
+            throw .bundle("\(source): \(error)")
+        }
+    }
+
+    private init(_ document: JSON) throws(LesonnxError) {
+        if let version = document["format_version"]?.int, version != Self.formatVersion {
+            throw .bundle("format_version is \(version), this lesonnx reads \(Self.formatVersion); export again")
+        }
+        var record = try Record(Field(path: "", value: document))
+        _ = try record.optional("format_version")?.int(of: [Self.formatVersion])
+        producer = try record.required("producer").string()
+        let needed = try record.required("onnxruntime_at_least")
+        onnxruntimeAtLeast = try needed.string()
+        if versionNumbers(onnxruntimeAtLeast) == nil {
+            throw needed.wrong("a version such as 1.24")
+        }
+        model = try ModelFacts(record.required("model"))
+        quantization = try Quantization(record.required("quantization"))
+        prefillChunkTokens = try record.optional("prefill_chunk_tokens")?.int(1...countLimit) ?? 512
+        parts = try record.required("parts").array(Part.init)
+        states = try record.required("states").array(State.init)
+        expertKinds = try record.required("expert_kinds").array(ExpertKind.init)
+        expertLayers = try record.required("expert_layers").array(ExpertLayer.init)
+        if let files = record.nullable("tokenizer") {
+            tokenizer = try TokenizerFiles(files)
+        } else {
+            tokenizer = nil
+        }
+        skippedTensors =
+            try record.optional("skipped_tensors")?.dictionary { (why) throws(LesonnxError) in try why.string() } ?? [:]
+        try record.end()
+        try checkParts()
+        try checkLayers()
+    }
+
+    private func checkParts() throws(LesonnxError) {
+        let names = Set(parts.map(\.name))
+        if names.count < parts.count {
+            throw .bundle("parts: two parts have one name")
+        }
+        for role in [Role.embed, .head] where parts.filter({ $0.role == role }).map(\.name) != [role.rawValue] {
+            throw .bundle("parts: a bundle has exactly one \(role.rawValue) part, of that name")
+        }
+        for state in states where !names.contains(state.part) {
+            throw .bundle("states: state '\(state.name)' names part '\(state.part)', which is not there")
+        }
+    }
+
+    private func checkLayers() throws(LesonnxError) {
+        if expertLayers.isEmpty {
+            throw .bundle("expert_layers: expected at least one layer, found none")
+        }
+        let ahead = Set(parts.filter { $0.role == .lookahead }.map(\.layerIdx))
+        if let layer = expertLayers.dropFirst().first(where: { !ahead.contains($0.layerIdx) }) {
+            throw .bundle("layer \(layer.layerIdx) has no lookahead part")
+        }
+        if parts.filter({ $0.role == .segment }).map(\.layerIdx) != expertLayers.map(\.layerIdx) {
+            throw .bundle("every MoE layer needs its segment, in the order of the layers")
+        }
+        for (place, layer) in expertLayers.enumerated() {
+            for (key, found, expected) in [
+                ("num_experts", layer.numExperts, model.numExperts),
+                ("num_experts_per_tok", layer.numExpertsPerTok, model.numExpertsPerTok),
+            ] where found != expected {
+                throw .bundle("expert_layers.\(place): \(key) is \(found), the model's is \(expected)")
+            }
+            for kind in [layer.kind, layer.sharedKind].compactMap({ $0 }) where kind >= expertKinds.count {
+                throw .bundle("layer \(layer.layerIdx) names expert kind \(kind) of \(expertKinds.count)")
+            }
+            let experts = product(layer.numExperts + 1, expertKinds[layer.kind].costBytes)
+            if experts ?? Int.max > countLimit {
+                throw .bundle("expert_layers.\(place): its pack would have more than \(countLimit) bytes")
+            }
+        }
+    }
+
+    /// The part of a role (and layer); nil where there is none.
+    public func part(_ role: Role, layerIdx: Int? = nil) -> Part? {
+        parts.first { $0.role == role && (layerIdx == nil || $0.layerIdx == layerIdx) }
+    }
+
+    /// What the scheduler must know of the MoE layers, in their order.
+    public var layerShapes: [LayerShape] {
+        expertLayers.map { layer in
+            LayerShape(
+                numExperts: layer.numExperts, numExpertsPerTok: layer.numExpertsPerTok,
+                costBytes: expertKinds[layer.kind].costBytes,
+                sharedCostBytes: layer.sharedKind.map { expertKinds[$0].costBytes } ?? 0)
+        }
+    }
+}
+
+/// The one to three numbers of a version such as 1.24 or 1.24.2; nil where the text is none.
+func versionNumbers(_ text: String) -> [Int]? {
+    let pieces = text.split(separator: ".", omittingEmptySubsequences: false)
+    let isVersion = (1...3).contains(pieces.count) && pieces.allSatisfy {
+        (1...4).contains($0.utf8.count) && $0.utf8.allSatisfy { (0x30...0x39).contains($0) }
+    }
+    return isVersion ? pieces.compactMap { Int($0) } : nil
+}
+
+/// Whether a version such as 1.24.2 (what follows its numbers, `-dev` say, does not count) is at least one such as 1.24.
+public func isVersion(_ version: String, atLeast least: String) -> Bool {
+    let plain = version.prefix { $0.isNumber || $0 == "." }
+    guard let found = versionNumbers(String(plain)), let needed = versionNumbers(least) else { return false }
+    let padded = [found, needed].map { $0 + Array(repeating: 0, count: 3 - $0.count) }
+    return !padded[0].lexicographicallyPrecedes(padded[1])
+}

@@ -1,0 +1,110 @@
+import Foundation
+import Testing
+
+@testable import Lesonnx
+@testable import LesonnxScheduler
+
+/// Bundles with what the Python runner gave for them, made by `tools/make_mobile_fixtures.py`; `LESONNX_MOBILE` says where.
+enum Fixtures {
+    static let folder: URL = {
+        if let path = ProcessInfo.processInfo.environment["LESONNX_MOBILE"] {
+            return URL(filePath: path)
+        }
+        return URL(filePath: #filePath).appending(path: "../../../../../build/mobile").standardized
+    }()
+
+    static let isThere = FileManager.default.fileExists(atPath: folder.appending(path: "bundles").path)
+
+    /// Where they are missing the tests are left out, by name; in CI they run, and fail.
+    static let canRun = isThere || ProcessInfo.processInfo.environment["CI"] != nil
+
+    static func bundle(_ name: String) throws -> ModelBundle {
+        try ModelBundle(directory: folder.appending(path: "bundles/\(name)"))
+    }
+
+    /// The reference of the ONNX Runtime in use, and whether bits can be compared: without one, tokens are, with any other's.
+    static func reference(_ bundle: String) throws -> (reference: Reference, hasBits: Bool) {
+        let version = try OrtLibrary.shared().version
+        let own = folder.appending(path: "reference/\(bundle).\(version).json")
+        if FileManager.default.fileExists(atPath: own.path) {
+            return (try Reference(own), true)
+        }
+        let any = try FileManager.default.contentsOfDirectory(atPath: folder.appending(path: "reference").path)
+            .sorted().last { $0.hasPrefix("\(bundle).") && $0.hasSuffix(".json") }
+        return (try Reference(folder.appending(path: "reference/\(try #require(any))")), false)
+    }
+
+    /// A copy of a bundle that a test may break.
+    static func copy(_ name: String) throws -> URL {
+        let target = FileManager.default.temporaryDirectory.appending(path: "lesonnx-\(UUID().uuidString)")
+        try FileManager.default.copyItem(at: folder.appending(path: "bundles/\(name)"), to: target)
+        return target
+    }
+}
+
+/// One file of `reference/`.
+struct Reference {
+    struct Case: Sendable {
+        let name: String
+        let engine: EngineChoice
+        let prompt: String?
+        let promptIds: [Int]
+        let tokenIds: [Int]
+        let sampling: SamplingOptions
+        let text: String?
+        let logits: String
+        let vocabSize: Int
+    }
+
+    let numThreads: Int
+    let prefillChunkTokens: Int
+    let cases: [Case]
+    let tokenizer: [(text: String, ids: [Int])]
+    private let folder: URL
+
+    init(_ file: URL) throws {
+        folder = file.deletingLastPathComponent()
+        let document = try JSON(parsing: Data(contentsOf: file))
+        numThreads = try #require(document["num_threads"]?.int)
+        prefillChunkTokens = try #require(document["prefill_chunk_tokens"]?.int)
+        tokenizer = (document["tokenizer"]?.array ?? []).map { entry in
+            (entry["text"]?.string ?? "", (entry["ids"]?.array ?? []).compactMap(\.int))
+        }
+        cases = try (document["cases"]?.array ?? []).map { entry in
+            Case(
+                name: try #require(entry["name"]?.string),
+                engine: try #require(EngineChoice(rawValue: entry["engine"]?.string ?? "")),
+                prompt: entry["prompt"]?.string,
+                promptIds: (entry["prompt_ids"]?.array ?? []).compactMap(\.int),
+                tokenIds: (entry["token_ids"]?.array ?? []).compactMap(\.int),
+                sampling: try Self.sampling(entry["sampling"]),
+                text: entry["text"]?.string,
+                logits: try #require(entry["logits"]?.string),
+                vocabSize: try #require(entry["logits_shape"]?.array?.last?.int))
+        }
+        try #require(!cases.isEmpty)
+    }
+
+    private static func sampling(_ json: JSON?) throws -> SamplingOptions {
+        guard let json, json != .null else { return .greedy }
+        func number(_ key: String, _ fallback: Double) -> Double {
+            switch json[key] {
+            case .double(let value): return value
+            case .int(let value): return Double(value)
+            default: return fallback
+            }
+        }
+        return try SamplingOptions(
+            temperature: number("temperature", 0), topK: Int(number("top_k", 0)), topP: number("top_p", 1),
+            minP: number("min_p", 0), repetitionPenalty: number("repetition_penalty", 1), seed: UInt64(number("seed", 0)))
+    }
+
+    /// Row i: what token i was chosen from.
+    func logits(_ test: Case) throws -> Data { try Data(contentsOf: folder.appending(path: test.logits)) }
+}
+
+/// All tests that run a model, one after another: they count threads, and the pool of threads is the process's.
+@Suite(
+    .serialized,
+    .enabled(if: Fixtures.canRun, "no test bundles: make them with tools/make_mobile_fixtures.py, or set LESONNX_MOBILE"))
+enum RuntimeTests {}
