@@ -1,0 +1,123 @@
+package dev.lesonnx
+
+import kotlinx.serialization.ExperimentalSerializationApi
+import kotlinx.serialization.MissingFieldException
+import kotlinx.serialization.SerialName
+import kotlinx.serialization.Serializable
+import kotlinx.serialization.SerializationException
+import kotlinx.serialization.json.Json
+import kotlinx.serialization.json.JsonElement
+import kotlinx.serialization.json.JsonObject
+import kotlinx.serialization.json.JsonPrimitive
+import kotlinx.serialization.json.decodeFromJsonElement
+import kotlinx.serialization.json.longOrNull
+
+internal const val FORMAT_VERSION = 1L
+
+/**
+ * The whole of a bundle's `manifest.json`, as `docs/bundle.md` defines it; immutable, safe to share. [parse] is how to get
+ * one: it checks all that a host relies on.
+ */
+@Serializable
+data class BundleManifest(
+    @SerialName("format_version") val formatVersion: Long = FORMAT_VERSION,
+    val producer: String,
+    @SerialName("onnxruntime_at_least") val onnxruntimeAtLeast: String,
+    val model: ModelFacts,
+    val quantization: Quantization,
+    @SerialName("prefill_chunk_tokens") val prefillChunkTokens: Long = 512,
+    val parts: List<Part>,
+    val states: List<State>,
+    @SerialName("expert_kinds") val expertKinds: List<ExpertKind>,
+    @SerialName("expert_layers") val expertLayers: List<ExpertLayer>,
+    val tokenizer: TokenizerFiles? = null,
+    @SerialName("skipped_tensors") val skippedTensors: Map<String, String> = emptyMap(),
+) {
+    /** The part of a role (and layer); NoSuchElementException where there is none. */
+    fun part(role: PartRole, layerIdx: Int? = null): Part =
+        parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
+
+    companion object {
+        private val json = Json { allowStructuredMapKeys = false }
+
+        /** The manifest in a JSON text. Unknown keys are errors. BundleError, in one line that names the field. */
+        fun parse(text: String, source: String = "manifest.json"): BundleManifest {
+            val document = try {
+                json.parseToJsonElement(text)
+            } catch (error: SerializationException) {
+                throw BundleError("$source: not JSON: ${firstLine(error)}")
+            } catch (_: StackOverflowError) {
+                throw BundleError("$source: not JSON that a manifest could be: nested too deeply")
+            }
+            val version = ((document as? JsonObject)?.get("format_version") as? JsonPrimitive)
+                ?.takeIf { !it.isString }?.longOrNull
+            if (version != null && version != FORMAT_VERSION) {
+                throw BundleError(
+                    "$source: format_version is $version, this lesonnx reads $FORMAT_VERSION; export again",
+                )
+            }
+            val manifest = decode(document, source)
+            val problem = ManifestCheck(manifest).firstProblem()
+            if (problem != null) throw BundleError("$source: $problem")
+            return manifest
+        }
+
+        @OptIn(ExperimentalSerializationApi::class)
+        private fun decode(document: JsonElement, source: String): BundleManifest = try {
+            json.decodeFromJsonElement<BundleManifest>(document)
+        } catch (error: MissingFieldException) {
+            throw BundleError("$source: ${place(error)}${error.missingFields.first()}: required, but missing")
+        } catch (error: SerializationException) {
+            throw BundleError("$source: ${place(error).removeSuffix(".").ifEmpty { "document" }}: ${firstLine(error)}")
+        }
+
+        // The library says where in its messages only: "... at path: $.parts[0]", "... at element: $.parts[0]".
+        private val PATH = Regex(" at (?:path|element):? '?\\$([^\\s']*)'?")
+
+        /** Where an error was met: `expert_layers.0.`, empty for the document itself. */
+        private fun place(error: Throwable): String {
+            val path = PATH.find(error.message.orEmpty())?.groupValues?.get(1).orEmpty()
+            return path.replace("[", ".").replace("]", "").removePrefix(".").let { if (it.isEmpty()) it else "$it." }
+        }
+
+        private fun firstLine(error: Throwable): String =
+            oneLine(IllegalArgumentException(error.message.orEmpty().lineSequence().first().replace(PATH, "")))
+    }
+}
+
+/** What a host must know of the model; names as Hugging Face spells them. */
+@Serializable
+data class ModelFacts(
+    @SerialName("model_type") val modelType: String,
+    @SerialName("hidden_size") val hiddenSize: Int,
+    @SerialName("num_hidden_layers") val numHiddenLayers: Int,
+    @SerialName("vocab_size") val vocabSize: Int,
+    @SerialName("num_experts") val numExperts: Int,
+    @SerialName("num_experts_per_tok") val numExpertsPerTok: Int,
+    @SerialName("moe_intermediate_size") val moeIntermediateSize: Int,
+    @SerialName("max_position_embeddings") val maxPositionEmbeddings: Int,
+    @SerialName("num_parameters") val numParameters: Long,
+    @SerialName("num_active_parameters") val numActiveParameters: Long,
+    @SerialName("eos_token_ids") val eosTokenIds: List<Int> = emptyList(),
+    @SerialName("bos_token_id") val bosTokenId: Int? = null,
+    @SerialName("pad_token_id") val padTokenId: Int? = null,
+)
+
+/** How the weights are stored: bits and block sizes of experts and dense parts. */
+@Serializable
+data class Quantization(
+    @SerialName("expert_bits") val expertBits: Int,
+    @SerialName("dense_bits") val denseBits: Int,
+    @SerialName("kv_bits") val kvBits: Int = 32,
+    @SerialName("block_size") val blockSize: Int,
+)
+
+/** Where the tokenizer lies, and how a conversation becomes text; null for what the bundle lacks. */
+@Serializable
+data class TokenizerFiles(
+    @SerialName("json_path") val jsonPath: String? = null,
+    val onnx: String? = null,
+    val config: String? = null,
+    @SerialName("chat_template") val chatTemplate: String? = null,
+    @SerialName("chat_format") val chatFormat: ChatFormat? = null,
+)
