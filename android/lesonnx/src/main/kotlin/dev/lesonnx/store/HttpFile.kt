@@ -10,18 +10,19 @@ import java.net.HttpURLConnection
 import java.net.URL
 
 private const val CONNECT_TIMEOUT_MS = 15_000
-private const val READ_TIMEOUT_MS = 30_000
+private const val READ_TIMEOUT_MS = 20_000
 private const val HTTP_RANGE_NOT_SATISFIABLE = 416
 
 /**
  * Asks for a file from byte [offset] on and gives [body] the stream and the byte it really starts at: [offset], or 0 where
- * the server knows no ranges. Cancelling closes the connection at once.
+ * the server knows no ranges. Cancelling closes the connection; on Android that ends a read at once, on a plain JVM a read that waits
+ * for a silent server ends by its timeout.
  *
  * BundleError where the server says that the file cannot be had, IOException where asking again may help.
  */
 internal suspend fun <T> openHttp(url: URL, offset: Long, body: suspend (InputStream, Long) -> T): T = coroutineScope {
     val connection = url.openConnection() as? HttpURLConnection ?: throw BundleError("$url: expected an address of http or https")
-    // A read blocks its thread; only closing the connection from another one ends it.
+    // A read blocks its thread; only closing the connection from another one can end it.
     val closer = launch {
         try {
             awaitCancellation()

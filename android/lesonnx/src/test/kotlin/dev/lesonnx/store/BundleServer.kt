@@ -24,7 +24,7 @@ class Treatment(
 
 /** A real HTTP server on this machine that shows a directory, with ranges, and fails where a test says. */
 class BundleServer(private val directory: Path) : AutoCloseable {
-    private val server = HttpServer.create(InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0)
+    private val server: HttpServer = HttpServer.create(InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0)
     private val threads: ExecutorService = Executors.newCachedThreadPool()
 
     /** Every answer, in order. */
@@ -68,6 +68,13 @@ class BundleServer(private val directory: Path) : AutoCloseable {
         exchange.responseBody.write(content, from, length)
         exchange.responseBody.flush()
         treatment.beforeEnd()
+    }
+
+    private companion object {
+        init {
+            // Else every small answer waits 40 ms for an acknowledgement.
+            System.setProperty("sun.net.httpserver.nodelay", "true")
+        }
     }
 
     override fun close() {
