@@ -1,0 +1,75 @@
+package dev.lesonnx.jvm
+
+import dev.lesonnx.Bundle
+import dev.lesonnx.BudgetError
+import dev.lesonnx.DirectReader
+import dev.lesonnx.NativeMemory
+import dev.lesonnx.OnnxTokenizer
+import dev.lesonnx.Platform
+import dev.lesonnx.TokenTable
+import dev.lesonnx.Tokenizer
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+import java.nio.file.Files
+import java.nio.file.Path
+
+/**
+ * The JVM on Linux and macOS: direct reads by `ExtendedOpenOption.DIRECT`, direct buffers, tokenizers by DJL's binding of the
+ * tokenizers library.
+ *
+ * [kernelFile] is the expert kernel's library; without it the environment's LESONNX_LIBRARY names it. Direct buffers count
+ * against `-XX:MaxDirectMemorySize` (by default as much as the heap), so start the JVM with enough for the expert budget and
+ * the attention caches. Immutable, thread-safe.
+ */
+class JvmPlatform(private val kernelFile: Path? = System.getenv("LESONNX_LIBRARY")?.let(Path::of)) : Platform {
+    override fun openReader(path: Path): DirectReader = ChannelReader(path)
+
+    override fun allocate(numBytes: Long): NativeMemory = try {
+        DirectMemory(Math.toIntExact(numBytes))
+    } catch (_: OutOfMemoryError) {
+        throw BudgetError("$numBytes bytes outside the heap are not to be had; start the JVM with a larger -XX:MaxDirectMemorySize")
+    } catch (_: ArithmeticException) {
+        throw BudgetError("one buffer of $numBytes bytes is asked for; Java's end at 2 GiB")
+    }
+
+    override fun heapGrowthBytes(): Long = Runtime.getRuntime().run { maxMemory() - (totalMemory() - freeMemory()) }
+
+    override fun kernelLibrary(): String? = kernelFile?.takeIf { Files.isRegularFile(it) }?.toAbsolutePath()?.toString()
+
+    /** DJL's where there is a tokenizer.json, else tokenizer.onnx cannot decode either: both come from that file. */
+    override fun openTokenizer(bundle: Bundle): Tokenizer? {
+        val path = bundle.manifest.tokenizer?.jsonPath?.let(bundle::file) ?: return null
+        return DjlTokenizer(path, TokenTable.read(path))
+    }
+
+    /** The bundle's tokenizer.onnx, which is Android's tokenizer; null where the bundle has none. */
+    fun openOnnxTokenizer(bundle: Bundle): Tokenizer? {
+        val files = bundle.manifest.tokenizer
+        val (onnx, json) = (files?.onnx ?: return null) to (files.jsonPath ?: return null)
+        return OnnxTokenizer(bundle.file(onnx), TokenTable.read(bundle.file(json)))
+    }
+}
+
+/** A direct buffer from a page boundary on, given back when closed instead of when the collector finds it. */
+private class DirectMemory(numBytes: Int) : NativeMemory {
+    // A slice begins and ends on a boundary, so whole pages and one more hold what is wanted wherever the buffer begins.
+    private val whole = ByteBuffer.allocateDirect(Math.addExact(numBytes, 2 * PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES)
+    override val buffer: ByteBuffer = whole.alignedSlice(PAGE_BYTES).limit(numBytes).slice().order(ByteOrder.nativeOrder())
+
+    override fun close() = Cleaner.free(whole)
+
+    private companion object {
+        const val PAGE_BYTES = 4096
+    }
+}
+
+/** `sun.misc.Unsafe.invokeCleaner`, by name since Kotlin's compiler does not see that class. */
+private object Cleaner {
+    private val unsafeClass = Class.forName("sun.misc.Unsafe")
+    private val unsafe = unsafeClass.getDeclaredField("theUnsafe").apply { isAccessible = true }.get(null)
+    private val invokeCleaner = unsafeClass.getMethod("invokeCleaner", ByteBuffer::class.java)
+
+    fun free(buffer: ByteBuffer) {
+        invokeCleaner.invoke(unsafe, buffer)
+    }
+}

@@ -1,0 +1,123 @@
+package dev.lesonnx
+
+import ai.onnxruntime.OnnxJavaType
+import ai.onnxruntime.OnnxJavaType.INT32
+
+/** Attention caches grow by this many tokens at a time. */
+internal const val GROWTH_TOKENS = 512
+
+/**
+ * The tensors a sequence carries from step to step: attention caches that grow, and rewind by stating a smaller length.
+ *
+ * A cache is one buffer, bound as past and present. Lengths lie in tensors that parts are bound to, so a step only writes
+ * numbers. Owned by a runner, which closes it; not thread-safe. [BundleError] for a kind of state that this library does not run.
+ */
+internal class LayerStates(manifest: BundleManifest, private val platform: Platform) : AutoCloseable {
+    private class Cache(val memory: NativeMemory, val tensor: Tensor) : AutoCloseable {
+        override fun close() {
+            tensor.close()
+            memory.close()
+        }
+    }
+
+    private val states = manifest.states
+    private val caches = HashMap<String, Cache>()
+    private val lengths = TensorArena(platform)
+    private val seqlensAt: Int
+    private val totalAt: Int
+
+    /** The model's context. */
+    val maxTokens = manifest.model.maxPositionEmbeddings
+
+    /** Tokens of the sequence so far. */
+    var numTokens = 0
+        private set
+
+    /** Tokens that the caches have room for. */
+    var capacityTokens = 0
+        private set
+
+    init {
+        for (state in states) {
+            if (state.kind != StateKind.ATTENTION_KEY && state.kind != StateKind.ATTENTION_VALUE) {
+                throw BundleError("state '${state.name}' is of kind '${state.kind.name.lowercase()}', which this lesonnx does not run")
+            }
+        }
+        seqlensAt = lengths.plan(INT32, 1)
+        totalAt = lengths.plan(INT32)
+        lengths.allocate()
+    }
+
+    /** int32 [1]: tokens before the step plus T, minus one. */
+    val seqlensK: Tensor get() = lengths[seqlensAt]
+
+    /** int32 scalar: tokens before the step plus T. */
+    val totalSequenceLength: Tensor get() = lengths[totalAt]
+
+    /** The cache of a state, by the state's name; another tensor after [reserve] has made room. */
+    fun tensor(name: String): Tensor = caches.getValue(name).tensor
+
+    /** The capacity that holds that many tokens. */
+    fun capacityFor(numTokens: Int): Int =
+        minOf((numTokens + GROWTH_TOKENS - 1) / GROWTH_TOKENS * GROWTH_TOKENS, maxOf(maxTokens, numTokens))
+
+    /** What the states take at a capacity. */
+    fun bytesAt(capacityTokens: Int): Long = states.sumOf { Tensor.bytesOf(type(it), shape(it, capacityTokens)) }
+
+    /** Makes room for that many tokens in all; tensors may change. [ContextError] beyond the model's context. */
+    fun reserve(numTokens: Int) {
+        if (numTokens > maxTokens) throw ContextError("$numTokens tokens do not fit the model's context of $maxTokens")
+        if (numTokens <= capacityTokens) return
+        val capacity = capacityFor(numTokens)
+        // One after the other, so that at most one cache is there twice.
+        for (state in states) {
+            val shape = shape(state, capacity)
+            val memory = platform.allocate(Tensor.bytesOf(type(state), shape))
+            val grown = Cache(memory, Tensor(type(state), shape, memory.buffer))
+            caches.put(state.name, grown)?.use { copy(it.tensor, grown.tensor) }
+        }
+        capacityTokens = capacity
+    }
+
+    /** Copies the tokens so far, head by head. */
+    private fun copy(from: Tensor, to: Tensor) {
+        val heads = from.shape[1].toInt()
+        val length = numTokens * from.shape[3].toInt() * from.type.size
+        for (head in 0 until heads) {
+            val source = from.bytes.duplicate()
+            val begin = from.bytes.capacity() / heads * head
+            source.limit(begin + length).position(begin)
+            to.bytes.duplicate().position(to.bytes.capacity() / heads * head).put(source)
+        }
+    }
+
+    private fun type(state: State) = if (state.dtype == Dtype.FLOAT16) OnnxJavaType.FLOAT16 else OnnxJavaType.FLOAT
+
+    private fun shape(state: State, capacityTokens: Int) =
+        LongArray(state.shape.size) { place -> (state.shape[place] as? Dimension.Fixed)?.size ?: capacityTokens.toLong() }
+
+    /** States the lengths of a step of that many rows; room must have been reserved. */
+    fun begin(numRows: Int) {
+        seqlensK.ints.put(0, numTokens + numRows - 1)
+        totalSequenceLength.ints.put(0, numTokens + numRows)
+    }
+
+    /** The step's rows are part of the sequence. */
+    fun commit(numRows: Int) {
+        numTokens += numRows
+    }
+
+    /** Goes back to the first [numTokens] tokens: attention needs no more than the smaller number. */
+    fun rewind(numTokens: Int) {
+        require(numTokens in 0..this.numTokens) { "cannot rewind to $numTokens of ${this.numTokens} tokens" }
+        this.numTokens = numTokens
+    }
+
+    override fun close() {
+        caches.values.forEach(Cache::close)
+        caches.clear()
+        lengths.close()
+        numTokens = 0
+        capacityTokens = 0
+    }
+}

@@ -1,0 +1,231 @@
+package dev.lesonnx
+
+import kotlinx.coroutines.asCoroutineDispatcher
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.currentCoroutineContext
+import kotlinx.coroutines.ensureActive
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.FlowCollector
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+import java.nio.file.Path
+import java.util.concurrent.ExecutionException
+import java.util.concurrent.Executors
+import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.TimeUnit
+
+/**
+ * A loaded bundle: [load] one, [generate] from it, close it.
+ *
+ * Everything that computes runs on a thread of the model's own, so any thread may call; there is one sequence, and a generation
+ * that begins ends the one before it (which then throws IllegalStateException). Owns sessions, experts, attention caches and
+ * the tokenizer; [close] frees them all.
+ */
+class Model private constructor(
+    val bundle: Bundle,
+    val options: LoadOptions,
+    private val runner: Runner,
+    private val tokenizer: Tokenizer?,
+    /** The engine in use: `kernel` or `session`. */
+    val engineName: String,
+    /** What is worth a line to the user: why an engine was taken, a budget that is narrow. */
+    val notes: List<String>,
+) : AutoCloseable {
+    private val executor = Executors.newSingleThreadExecutor { task -> Thread(task, COMPUTE_THREAD).apply { isDaemon = true } }
+    private val dispatcher = executor.asCoroutineDispatcher()
+
+    /** The generation that may run; touched on the model's thread only. */
+    private var owner: Generation.Progress? = null
+
+    /** The expert budget when the model was loaded; the system's pressure may hold less of it. */
+    val expertBudgetBytes: Long = runner.loader.expertBudgetBytes
+
+    /** Loads, bytes and times since the bundle was loaded. Any thread may ask, also after [close]. */
+    val telemetry: Telemetry get() = runner.loader.telemetry
+
+    /** Whether [generate] takes text: without a tokenizer it takes token ids. */
+    val hasTokenizer: Boolean get() = tokenizer != null
+
+    /** Whether [chat] can be used: else offer completion. */
+    val hasChat: Boolean get() = tokenizer != null && bundle.manifest.tokenizer?.chatFormat != null
+
+    /** A text's token ids, as [generate] makes them; [InputError] where the bundle has no tokenizer. */
+    fun encode(text: String, addSpecialTokens: Boolean = true): IntArray =
+        (tokenizer ?: throw InputError("${bundle.directory}: has no tokenizer; give token ids instead of text")).encode(text, addSpecialTokens)
+
+    /** Generates from a text, from scratch. Throws [InputError] or [ContextError] for what cannot be served, before any work. */
+    fun generate(prompt: String, options: GenerationOptions = GenerationOptions()): Generation = generate(encode(prompt), options)
+
+    /** Generates from token ids, from scratch; without a tokenizer, texts are empty. */
+    fun generate(promptIds: IntArray, options: GenerationOptions = GenerationOptions()): Generation = generation(promptIds, options, reuse = false)
+
+    /** Answers a conversation by the bundle's chat format; what the last answer computed is used again. [InputError] without one. */
+    fun chat(messages: List<ChatMessage>, options: GenerationOptions = GenerationOptions()): Generation {
+        val format = bundle.manifest.tokenizer?.chatFormat
+            ?: throw InputError("${bundle.directory}: has no chat format; use generate, which completes a text")
+        return generation(encode(format.render(messages), addSpecialTokens = false), options, reuse = true)
+    }
+
+    private fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
+        checkPrompt(promptIds, bundle.manifest.model.vocabSize)
+        val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
+        if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
+        StopChecker(options.stop)
+        check(!executor.isShutdown) { "the model is closed" }
+        val progress = Generation.Progress(promptIds.size)
+        val tokens = flow { steps(promptIds, limit, options, reuse, progress) }
+        // Without room between them the collector is never more than a token behind: what it sees is what was computed.
+        return Generation(tokens.buffer(Channel.RENDEZVOUS).flowOn(dispatcher), progress)
+    }
+
+    /** The generation itself: prefill, then a token a step. Runs on the model's thread. */
+    private suspend fun FlowCollector<Token>.steps(
+        promptIds: IntArray,
+        limit: Int,
+        options: GenerationOptions,
+        reuse: Boolean,
+        progress: Generation.Progress,
+    ) {
+        val context = currentCoroutineContext()
+        val eos = if (options.ignoreEos) emptySet() else bundle.manifest.model.eosTokenIds.toSet()
+        val sampler = Sampler(options.sampling)
+        sampler.acceptAll(promptIds)
+        val decoder = tokenizer?.let(::StreamDecoder)
+        val stop = StopChecker(options.stop)
+
+        // 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+        owner = progress
+        val reused = if (reuse) runner.commonTokens(promptIds) else 0
+        progress.begin(reused)
+        runner.rewind(reused)
+        var began = System.nanoTime()
+        var logits = runner.prefill(promptIds.copyOfRange(reused, promptIds.size)) { context.ensureActive() }
+        progress.prefilled((System.nanoTime() - began) / NS_PER_MS)
+
+        // 2. Token by token, until the end-of-sequence token, a stop string or the limit.
+        began = System.nanoTime()
+        while (true) {
+            val token = sampler.sample(logits)
+            val count = progress.add(token, (System.nanoTime() - began) / NS_PER_MS)
+            if (token in eos) {
+                progress.finish(FinishReason.EOS)
+                break
+            }
+            sampler.accept(token)
+            emit(Token(token, if (decoder == null) "" else stop.push(decoder.push(token))))
+            if (stop.stoppedBy != null) {
+                progress.finish(FinishReason.STOP)
+                return
+            }
+            if (count == limit) {
+                progress.finish(FinishReason.LENGTH)
+                break
+            }
+            context.ensureActive()
+            check(owner === progress) { "another generation has begun with this model" }
+            logits = runner.step(intArrayOf(token), LAST_ROW)
+        }
+
+        // 3. What was held back: half a character, or the beginning of a stop string.
+        if (decoder != null) {
+            val text = stop.push(decoder.flush()) + stop.flush()
+            if (text.isNotEmpty()) emit(Token(null, text))
+        }
+    }
+
+    /** Limits the experts, between two steps; null lifts that. What it meets, the next step reports. */
+    internal fun limitExperts(numBytes: Long?) {
+        try {
+            executor.execute {
+                try {
+                    runner.limitExperts(numBytes)
+                } catch (_: LesonnxError) {
+                    // The loader keeps it: no further step begins.
+                }
+            }
+        } catch (_: RejectedExecutionException) {
+            // Closed: nothing is left to limit.
+        }
+    }
+
+    /** Waits for the step under way, then frees everything. A flow that is still collected ends. Closing twice is nothing. */
+    override fun close() {
+        if (Thread.currentThread().name == COMPUTE_THREAD) throw IllegalStateException("a model cannot be closed from its own thread")
+        val freed = try {
+            executor.submit {
+                runner.close()
+                tokenizer?.close()
+            }
+        } catch (_: RejectedExecutionException) {
+            return
+        }
+        executor.shutdown()
+        try {
+            freed.get()
+        } catch (error: ExecutionException) {
+            throw error.cause ?: error
+        }
+        executor.awaitTermination(1, TimeUnit.MINUTES)
+    }
+
+    companion object {
+        private const val COMPUTE_THREAD = "lesonnx compute"
+        private const val NS_PER_MS = 1e6
+        private val LAST_ROW = intArrayOf(0)
+
+        /**
+         * Loads a bundle, on the calling thread: seconds for a large one, so not the one that draws.
+         *
+         * Throws [BundleError] for a bundle that cannot be run, [BudgetError] for too small a budget, [InputError] for an option.
+         */
+        fun load(directory: Path, platform: Platform, options: LoadOptions = LoadOptions()): Model = load(Bundle(directory), platform, options)
+
+        /** The same from a bundle that is open already. */
+        fun load(bundle: Bundle, platform: Platform, options: LoadOptions = LoadOptions()): Model {
+            options.check()
+            val config = options.schedulerConfig()
+            val budget = options.expertBudgetBytes ?: bundle.expertBytes
+            checkBudget(bundle, budget, config)
+            val numThreads = options.numThreads ?: Runtime.getRuntime().availableProcessors()
+            Ort.checkVersion(bundle.manifest.onnxruntimeAtLeast, Ort.environment(numThreads).version)
+            val engine = makeEngine(options.engine, bundle, platform, numThreads)
+            val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
+            // From here on the runner closes the loader, and the loader the engine.
+            val runner = Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads)
+            return closeOnError(runner) {
+                if (config.lookahead && options.lookahead == null) runner.governor = Governor()
+                options.memoryBudgetBytes?.let(runner::boundMemory)
+                Model(bundle, options, runner, platform.openTokenizer(bundle), engine.name, engine.notes + notes(bundle, loader, config))
+            }
+        }
+
+        private fun <T> closeOnError(owned: AutoCloseable, make: () -> T): T = try {
+            make()
+        } catch (error: Throwable) {
+            owned.close()
+            throw error
+        }
+
+        private fun checkBudget(bundle: Bundle, budgetBytes: Long, config: SchedulerConfig) {
+            val least = if (config.resident) bundle.expertBytes else bundle.leastBudgetBytes
+            if (budgetBytes >= least) return
+            val what = if (config.resident) "schedule resident keeps all experts," else "this bundle needs at least"
+            throw BudgetError("the expert budget is $budgetBytes bytes; $what $least")
+        }
+
+        private fun notes(bundle: Bundle, loader: ExpertLoader, config: SchedulerConfig): List<String> {
+            if (!config.retain || loader.expertBudgetBytes >= bundle.tokenDemandBytes) return emptyList()
+            return listOf(
+                "the experts may take ${loader.expertBudgetBytes} bytes, less than the ${bundle.tokenDemandBytes} that one token uses:" +
+                    " few can stay from one token to the next",
+            )
+        }
+
+        /** [InputError] for a prompt without tokens or with one that the model does not know. */
+        private fun checkPrompt(promptIds: IntArray, vocabSize: Int) {
+            if (promptIds.isEmpty()) throw InputError("the prompt is empty: at least one token is needed")
+            for (id in promptIds) if (id !in 0 until vocabSize) throw InputError("token id $id is outside 0..${vocabSize - 1}")
+        }
+    }
+}

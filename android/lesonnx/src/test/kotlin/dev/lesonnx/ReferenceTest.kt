@@ -1,0 +1,60 @@
+package dev.lesonnx
+
+import org.junit.jupiter.api.DynamicTest
+import org.junit.jupiter.api.DynamicTest.dynamicTest
+import org.junit.jupiter.api.TestFactory
+import kotlin.test.assertContentEquals
+import kotlin.test.assertEquals
+
+/** Logits bit for bit those of the Python runner, and so the tokens, whatever the schedule and the budget. */
+class ReferenceTest {
+    @TestFactory
+    fun `logits are Python's under every schedule and budget`(): List<DynamicTest> = Reference.BUNDLES.flatMap { name ->
+        val reference = Reference.of(name)
+        val bundle = Bundle(Reference.bundle(name))
+        reference.cases.flatMap { case ->
+            combinations(reference).map { (schedule, budget) ->
+                dynamicTest("$name ${case.name} $schedule $budget") {
+                    val bytes = reference.expertBudgetBytes.getValue(budget)
+                    openRunner(bundle, LoadOptions(schedule, case.engine, expertBudgetBytes = bytes)).use { check(it, case) }
+                }
+            }
+        }
+    }
+
+    private fun combinations(reference: Reference): List<Pair<String, String>> =
+        SCHEDULES.flatMap { schedule -> reference.expertBudgetBytes.keys.map { schedule to it } }
+            .filter { (schedule, budget) -> schedule != "resident" || budget == "all" }
+
+    @TestFactory
+    fun `techniques one by one do not change a bit`(): List<DynamicTest> {
+        val reference = Reference.of("sample-int4")
+        val bundle = Bundle(Reference.bundle("sample-int4"))
+        val quarter = reference.expertBudgetBytes.getValue("quarter")
+        return listOf(
+            LoadOptions(policy = "lfu"),
+            LoadOptions(policy = "lru", lookahead = false),
+            LoadOptions(numLoaders = 1),
+            LoadOptions(numLoaders = 9),
+            LoadOptions(computeFirst = false),
+            LoadOptions(schedule = "cache", computeFirst = true, lookahead = true),
+        ).map { options ->
+            dynamicTest("$options") {
+                openRunner(bundle, options.copy(expertBudgetBytes = quarter)).use { check(it, reference.case("greedy-kernel")) }
+            }
+        }
+    }
+
+    private fun check(runner: Runner, case: Reference.Case) {
+        val sampler = Sampler(case.samplingOptions)
+        sampler.acceptAll(case.promptIds.toIntArray())
+        var logits = runner.prefill(case.promptIds.toIntArray())
+        for ((step, expected) in case.tokenIds.withIndex()) {
+            assertContentEquals(case.logitBits[step], IntArray(logits.size) { logits[it].toRawBits() }, "logits of step $step")
+            val token = sampler.sample(logits)
+            assertEquals(expected, token, "token of step $step")
+            sampler.accept(token)
+            if (step + 1 < case.tokenIds.size) logits = runner.step(intArrayOf(token), intArrayOf(0))
+        }
+    }
+}
