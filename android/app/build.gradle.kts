@@ -37,12 +37,6 @@ android {
     }
 }
 
-kotlin {
-    compilerOptions {
-        allWarningsAsErrors = true
-    }
-}
-
 dependencies {
     implementation(project(":lesonnx"))
     implementation(libs.kotlinx.coroutines.core)

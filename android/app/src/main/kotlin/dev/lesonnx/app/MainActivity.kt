@@ -21,6 +21,7 @@ import dev.lesonnx.app.ui.Theme
 import dev.lesonnx.app.ui.column
 import dev.lesonnx.app.ui.fill
 import dev.lesonnx.store.ZipSource
+import java.io.FileNotFoundException
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.SupervisorJob
@@ -66,6 +67,11 @@ class MainActivity : Activity() {
         }
         scope.launch { models.bundles.state.collect { keepScreenOn(it.arrival != null) } }
         models.bundles.refresh()
+    }
+
+    override fun onStart() {
+        super.onStart()
+        models.foreground()
     }
 
     override fun onSaveInstanceState(outState: Bundle) {
@@ -117,7 +123,7 @@ class MainActivity : Activity() {
     private fun importZip(zip: Uri) {
         val name = DocumentTreeSource.nameOf(contentResolver, zip) ?: "bundle"
         val resolver = contentResolver
-        models.bundles.import(name, ZipSource { resolver.openInputStream(zip) ?: throw java.io.FileNotFoundException("$name: cannot be opened") })
+        models.bundles.import(name, ZipSource { resolver.openInputStream(zip) ?: throw FileNotFoundException("$name: cannot be opened") })
     }
 
     private fun shareText(text: String) {
@@ -133,6 +139,7 @@ class MainActivity : Activity() {
     }
 
     /** Draws behind the system's bars, as Android 15 has it, and keeps the content clear of them and of the keyboard. */
+    @Suppress("DEPRECATION") // from Android 15 on these are as they are set here, before it they are not
     private fun keepClearOfBars(root: View, theme: Theme) {
         if (Build.VERSION.SDK_INT < Build.VERSION_CODES.R) return
         window.setDecorFitsSystemWindows(false)

@@ -2,8 +2,22 @@ package dev.lesonnx.store
 
 import dev.lesonnx.BundleManifest
 
-/** What a device has. [availableBytes]: memory that this process could still get; [processBytes]: what it has already. */
-data class Device(val memoryBytes: Long, val availableBytes: Long, val processBytes: Long, val storageBytes: Long)
+/**
+ * What a device has, in bytes.
+ *
+ * @property memoryBytes all its memory.
+ * @property availableBytes memory that this process could still get.
+ * @property processBytes memory that it has.
+ * @property reserveBytes memory that the runner keeps free for the virtual machine's heap: `Platform.heapGrowthBytes`.
+ * @property storageBytes free storage.
+ */
+data class Device(
+    val memoryBytes: Long,
+    val availableBytes: Long,
+    val processBytes: Long,
+    val reserveBytes: Long,
+    val storageBytes: Long,
+)
 
 /** How well a bundle fits a device. */
 enum class Fit {
@@ -26,7 +40,7 @@ enum class Fit {
  * @property storage all files.
  * @property dense dense parts, which stay in memory.
  * @property buffers arrays of a prefill chunk, and what ONNX Runtime takes beside what is counted.
- * @property firstStates attention caches of the first [GROWTH_TOKENS] tokens.
+ * @property firstStates attention caches as they begin, for 512 tokens.
  * @property stateOfToken attention caches of one more token.
  * @property leastBudget the least expert budget: the largest layer's experts of one token.
  * @property tokenDemand what one token needs of all layers.
@@ -56,6 +70,9 @@ data class Needs(
  * @property expertBytes what of it the experts would get.
  */
 data class FitCheck(val needs: Needs, val device: Device, val fit: Fit, val memoryBudgetBytes: Long, val expertBytes: Long) {
+    /** The least memory that the whole process needs. */
+    val leastMemoryBytes: Long get() = needs.least + device.processBytes + device.reserveBytes
+
     /** One line for a person. */
     val summary: String
         get() {
@@ -65,7 +82,7 @@ data class FitCheck(val needs: Needs, val device: Device, val fit: Fit, val memo
                 Fit.CACHED -> "Fits: $experts stay in memory"
                 Fit.TIGHT -> "Runs, but slowly: memory for $experts, one token uses ${formatBytes(needs.tokenDemand)}"
                 Fit.TOO_LITTLE_MEMORY ->
-                    "Needs ${formatBytes(needs.least + device.processBytes)} of memory, this device gives ${formatBytes(memoryBudgetBytes)}"
+                    "Needs ${formatBytes(leastMemoryBytes)} of memory, this device gives ${formatBytes(memoryBudgetBytes)}"
                 Fit.TOO_LITTLE_STORAGE ->
                     "Needs ${formatBytes(needs.storage)} of storage, this device has ${formatBytes(device.storageBytes)} free"
             }
@@ -83,7 +100,7 @@ data class FitCheck(val needs: Needs, val device: Device, val fit: Fit, val memo
         fun of(manifest: BundleManifest, files: Map<String, Long>, device: Device, isStored: Boolean): FitCheck {
             val needs = needsOf(manifest, files)
             val budget = (MEMORY_SHARE * (device.availableBytes + device.processBytes)).toLong()
-            val left = budget - device.processBytes - needs.fixed
+            val left = budget - device.processBytes - device.reserveBytes - needs.fixed
             val fit = when {
                 !isStored && needs.storage > device.storageBytes -> Fit.TOO_LITTLE_STORAGE
                 left < needs.leastBudget -> Fit.TOO_LITTLE_MEMORY
@@ -99,6 +116,3 @@ data class FitCheck(val needs: Needs, val device: Device, val fit: Fit, val memo
             of(remote.manifest, remote.checksums.mapValues { (_, checksum) -> checksum.sizeBytes }, device, isStored = false)
     }
 }
-
-/** Attention caches grow by this many tokens. */
-const val GROWTH_TOKENS = 512

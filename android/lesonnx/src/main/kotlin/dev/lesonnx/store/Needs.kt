@@ -3,12 +3,14 @@ package dev.lesonnx.store
 import dev.lesonnx.BundleManifest
 import dev.lesonnx.Dimension
 import dev.lesonnx.Dtype
+import dev.lesonnx.GROWTH_TOKENS
 import dev.lesonnx.State
+import dev.lesonnx.StepBuffers
 
 /** Bytes of a float32. */
 private const val FLOAT_BYTES = 4L
 
-/** What ONNX Runtime and this library take beside what is counted. */
+/** What ONNX Runtime and the virtual machine take beside what is counted, as in the runner. */
 private const val SPARE_BYTES = 48L shl 20
 
 /** What a bundle needs, from its manifest and the sizes of its files. */
@@ -44,11 +46,8 @@ private fun bytesOfToken(state: State): Long {
     return state.shape.filterIsInstance<Dimension.Fixed>().fold(size) { bytes, dimension -> bytes * dimension.size }
 }
 
-/** The arrays of a prefill chunk, as `bound_memory` of `lesonnx/runner.py` counts them, and the spare. */
+/** The arrays of a prefill chunk as the runner counts them, and the spare. */
 private fun bufferBytes(manifest: BundleManifest): Long {
-    val model = manifest.model
-    val k = model.numExpertsPerTok.toLong()
-    val row = (model.hiddenSize * (5 + k) + model.numExperts + 6 * k) * FLOAT_BYTES
     val chunk = manifest.prefillChunkTokens
-    return 2 * chunk * row + chunk * model.vocabSize / 8 + SPARE_BYTES
+    return 2 * StepBuffers.bytesFor(manifest, chunk.toInt()) + chunk * manifest.model.vocabSize / 8 + SPARE_BYTES
 }

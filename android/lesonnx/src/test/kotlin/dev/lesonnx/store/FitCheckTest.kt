@@ -16,7 +16,7 @@ class FitCheckTest {
     private val needs = needsOf(bundle.manifest, files)
 
     private fun check(available: Long, storage: Long = 1L shl 40, isStored: Boolean = true) =
-        FitCheck.of(bundle.manifest, files, Device(available, available, processBytes = 0, storageBytes = storage), isStored)
+        FitCheck.of(bundle.manifest, files, Device(available, available, processBytes = 0, reserveBytes = 0, storageBytes = storage), isStored)
 
     /** The memory that gives a process [bytes]. */
     private fun memoryFor(bytes: Long) = (bytes / FitCheck.MEMORY_SHARE).toLong() + 1

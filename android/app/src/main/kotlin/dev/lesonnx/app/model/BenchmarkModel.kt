@@ -4,6 +4,7 @@ import dev.lesonnx.Bundle
 import dev.lesonnx.GenerationOptions
 import dev.lesonnx.LesonnxError
 import dev.lesonnx.LoadOptions
+import dev.lesonnx.Memory
 import dev.lesonnx.Model
 import dev.lesonnx.Telemetry
 import dev.lesonnx.store.formatBytes
@@ -65,7 +66,6 @@ data class BenchmarkState(
 /** Runs the schedules one after another on the loaded bundle: the same prompt, the same budget, and so the same tokens. */
 class BenchmarkModel(
     private val host: ModelHost,
-    private val facts: DeviceFacts,
     private val scope: CoroutineScope,
     private val warmupTokens: Int = 16,
     private val tokens: Int = 32,
@@ -85,7 +85,7 @@ class BenchmarkModel(
         mutableState.value = BenchmarkState(isRunning = true, setting = setting)
         running = scope.launch {
             try {
-                host.alone { ladder(bundle, LoadOptions(expertBudgetBytes = budget), prompt) }
+                host.alone(loaded.name) { ladder(bundle, LoadOptions(expertBudgetBytes = budget), prompt) }
             } catch (error: LesonnxError) {
                 mutableState.update { it.copy(problem = error.message) }
             } finally {
@@ -127,7 +127,7 @@ class BenchmarkModel(
                 began = System.nanoTime()
             }
             ended = System.nanoTime()
-            peak = maxOf(peak, facts.processBytes())
+            peak = maxOf(peak, Memory.currentBytes())
             mutableState.update { it.copy(running = rung to done / (warmupTokens + tokens + 1f)) }
         }
         val after = model.telemetry

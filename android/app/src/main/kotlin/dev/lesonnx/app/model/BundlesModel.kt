@@ -1,5 +1,6 @@
 package dev.lesonnx.app.model
 
+import dev.lesonnx.Bundle
 import dev.lesonnx.LesonnxError
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.store.BundleDownloader
@@ -164,7 +165,7 @@ class BundlesModel(
         mutableState.update { it.copy(bundles = bundles, paused = paused.filter { one -> one.name != arriving }) }
     }
 
-    private fun fitOf(stored: StoredBundle, bundle: dev.lesonnx.Bundle): FitCheck =
+    private fun fitOf(stored: StoredBundle, bundle: Bundle): FitCheck =
         FitCheck.of(bundle.manifest, stored.files, facts.device(), isStored = true)
 
     /** Runs [work]; what goes wrong becomes the state's line, and null. */

@@ -1,9 +1,11 @@
 package dev.lesonnx.app.model
 
 import dev.lesonnx.ChatMessage
+import dev.lesonnx.ChatRole
 import dev.lesonnx.GenerationOptions
 import dev.lesonnx.GenerationReport
 import dev.lesonnx.LesonnxError
+import dev.lesonnx.Memory
 import dev.lesonnx.Model
 import dev.lesonnx.SamplingOptions
 import kotlinx.coroutines.CoroutineScope
@@ -31,9 +33,8 @@ data class ChatState(val messages: List<Message> = emptyList(), val isGenerating
 class ChatModel(
     private val host: ModelHost,
     private val telemetry: TelemetryModel,
-    private val facts: DeviceFacts,
     private val scope: CoroutineScope,
-    private val options: GenerationOptions = GenerationOptions(sampling = SamplingOptions(temperature = 0.7, topP = 0.9, seed = 1)),
+    private val options: GenerationOptions = DEFAULT_OPTIONS,
 ) {
     private val mutableState = MutableStateFlow(ChatState())
     private var generating: Job? = null
@@ -69,7 +70,7 @@ class ChatModel(
     }
 
     private suspend fun answer(model: Model, history: List<Message>, text: String) {
-        val generation = if (model.canChat) model.chat(conversation(history, text), options) else model.generate(text, options)
+        val generation = if (model.hasChat) model.chat(conversation(history, text), options) else model.generate(text, options)
         var before = model.telemetry
         var began = System.nanoTime()
         generation.tokens.collect { token ->
@@ -77,7 +78,7 @@ class ChatModel(
             val after = model.telemetry
             // The first token is the prefill's, which is no token's speed.
             if (generation.report.tokenIds.size > 1 && token.id != null) {
-                telemetry.token((now - began) / 1e6, before, after, facts.processBytes(), model.expertBudgetBytes)
+                telemetry.token((now - began) / 1e6, before, after, Memory.currentBytes(), model.expertBudgetBytes)
             }
             before = after
             began = now
@@ -88,7 +89,7 @@ class ChatModel(
 
     private fun conversation(history: List<Message>, text: String): List<ChatMessage> =
         (history.filter { it.text.isNotEmpty() && !it.isError } + Message(Author.USER, text)).map {
-            ChatMessage(if (it.author == Author.USER) "user" else "assistant", it.text)
+            ChatMessage(if (it.author == Author.USER) ChatRole.USER else ChatRole.ASSISTANT, it.text)
         }
 
     private fun end(change: (Message) -> Message) = mutableState.update { state ->
@@ -99,5 +100,9 @@ class ChatModel(
         if (messages.isEmpty()) this else copy(messages = messages.dropLast(1) + change(messages.last()))
 
     private fun noteOf(report: GenerationReport): String =
-        "%d tokens, %.1f tokens/s".format(Locale.ROOT, report.tokenIds.size, report.tokensPerSecond)
+        "%d tokens, %.1f tokens/s".format(Locale.ROOT, report.tokenIds.size, report.tokensPerS)
+
+    companion object {
+        val DEFAULT_OPTIONS = GenerationOptions(sampling = SamplingOptions(temperature = 0.7, topP = 0.9, seed = 1u))
+    }
 }

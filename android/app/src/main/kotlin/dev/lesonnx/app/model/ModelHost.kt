@@ -5,11 +5,14 @@ import dev.lesonnx.LesonnxError
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.Model
 import kotlinx.coroutines.CoroutineDispatcher
+import kotlinx.coroutines.Job
 import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.StateFlow
+import kotlinx.coroutines.job
 import kotlinx.coroutines.sync.Mutex
 import kotlinx.coroutines.sync.withLock
 import kotlinx.coroutines.withContext
+import kotlin.coroutines.coroutineContext
 
 /** How much of the experts may stay in memory. */
 enum class MemoryChoice(val title: String) { AUTO("Automatic"), QUARTER("A quarter"), LEAST("The least") }
@@ -30,55 +33,72 @@ sealed interface HostState {
         val notes: List<String>,
     ) : HostState
 
+    /** A benchmark has it. */
+    data class Measuring(val name: String) : HostState
+
     data class Failed(val name: String, val message: String) : HostState
 }
 
 /**
- * Owns the one model that is loaded. A model belongs to one thread at a time: whoever uses it does so in [use].
+ * Owns the one model that is loaded. Any thread may call; who uses the model does so in [use], one at a time.
  *
- * @param open loads a bundle; what differs between Android and a plain JVM is in it.
+ * @param compute where loading and waiting are done; not the main thread.
+ * @param open loads a bundle: what differs between Android and a plain JVM is in it.
+ * @param attach ties a loaded model to the system's word on memory, until what it gives is closed.
  */
 class ModelHost(
     private val compute: CoroutineDispatcher,
+    private val attach: (Model) -> AutoCloseable? = { null },
     private val open: (Bundle, LoadOptions) -> Model,
 ) {
     private val mutableState = MutableStateFlow<HostState>(HostState.Empty)
     private val turn = Mutex()
     private var model: Model? = null
+    private var attached: AutoCloseable? = null
+
+    @Volatile
+    private var user: Job? = null
 
     val state: StateFlow<HostState> = mutableState
 
     /** The bundle that is loaded, for whoever wants to load it again in another way. */
+    @Volatile
     var bundle: Bundle? = null
         private set
 
-    /** Frees what was loaded and loads [bundle]; the outcome is in [state]. Waits until nobody uses the old model. */
-    suspend fun load(name: String, bundle: Bundle, options: LoadOptions) = turn.withLock {
+    /** Ends what uses the model, frees what was loaded and loads [bundle]; the outcome is in [state]. */
+    suspend fun load(name: String, bundle: Bundle, options: LoadOptions) = exclusively {
         mutableState.value = HostState.Loading(name)
-        mutableState.value = withContext(compute) {
-            try {
-                free()
-                val loaded = open(bundle, options)
-                model = loaded
-                this@ModelHost.bundle = bundle
-                ready(name, loaded, options)
-            } catch (error: LesonnxError) {
-                HostState.Failed(name, error.message.orEmpty())
-            }
+        mutableState.value = try {
+            free()
+            val loaded = open(bundle, options)
+            attached = attach(loaded)
+            model = loaded
+            this.bundle = bundle
+            HostState.Ready(name, loaded.hasChat, loaded.engineName, loaded.expertBudgetBytes, options, loaded.notes)
+        } catch (error: LesonnxError) {
+            HostState.Failed(name, error.message.orEmpty())
         }
     }
 
-    /** Gives [work] the loaded model, on the thread that computes; null where none is loaded. One at a time. */
+    /** Gives [work] the loaded model; null where none is loaded. Whoever loads another one cancels it. */
     suspend fun <T> use(work: suspend (Model) -> T): T? = turn.withLock {
-        withContext(compute) { model?.let { work(it) } }
+        user = coroutineContext.job
+        try {
+            withContext(compute) { model?.let { work(it) } }
+        } finally {
+            user = null
+        }
     }
 
-    /** Frees the loaded model, runs [work] on the thread that computes, and leaves nothing loaded. */
-    suspend fun <T> alone(work: suspend () -> T): T = turn.withLock {
-        withContext(compute) {
+    /** Frees the loaded model of [name], lets [work] load others by [with], and leaves nothing loaded. */
+    suspend fun <T> alone(name: String, work: suspend () -> T): T = exclusively {
+        mutableState.value = HostState.Measuring(name)
+        try {
             free()
-            mutableState.value = HostState.Empty
             work()
+        } finally {
+            mutableState.value = HostState.Empty
         }
     }
 
@@ -87,20 +107,21 @@ class ModelHost(
         open(bundle, options).use { work(it) }
 
     /** Frees everything. */
-    suspend fun close() = alone { }
+    suspend fun close() = exclusively {
+        free()
+        mutableState.value = HostState.Empty
+    }
+
+    private suspend fun <T> exclusively(work: suspend () -> T): T {
+        user?.cancel()
+        return turn.withLock { withContext(compute) { work() } }
+    }
 
     private fun free() {
+        attached?.close()
         model?.close()
+        attached = null
         model = null
         bundle = null
     }
-
-    private fun ready(name: String, model: Model, options: LoadOptions) = HostState.Ready(
-        name = name,
-        canChat = model.canChat,
-        engine = model.engineName,
-        expertBytes = model.expertBudgetBytes,
-        options = options,
-        notes = model.notes,
-    )
 }

@@ -42,7 +42,7 @@ class BenchmarkScreen(
         val hasNothing = state.results.isEmpty() && !state.isRunning
         return listOfNotNull(
             state.problem?.let { theme.notice(it, Tone.ERROR) },
-            if (hasNothing) introduction(host) else null,
+            if (hasNothing) introduction(host).apply { layoutParams = fillHeight() } else null,
             progress?.view,
             if (state.results.isEmpty()) null else bars(state),
             if (state.results.isEmpty()) null else table(state.results),

@@ -105,7 +105,7 @@ class BundlesScreen(
             if (isLoading) "Loading …" else if (isLoaded) "Load again" else "Load",
             isMain = !isLoaded,
         ) { model.open(item) }
-        open.isEnabled = model.canOpen(item) && host !is HostState.Loading
+        open.isEnabled = model.canOpen(item) && host !is HostState.Loading && host !is HostState.Measuring
         open.alpha = if (open.isEnabled) 1f else DISABLED
         return theme.card(
             theme.row(theme.text(stored.name, Type.HEADING).share(), chip, gap = 8),
@@ -163,7 +163,6 @@ class BundlesScreen(
         val device = fit.device
         val storageTone = if (fit.fit == Fit.TOO_LITTLE_STORAGE) Tone.ERROR else Tone.GOOD
         val memoryTone = if (fit.fit == Fit.TOO_LITTLE_MEMORY) Tone.ERROR else Tone.GOOD
-        val least = needs.least + device.processBytes
         val download = theme.button("Download ${formatBytes(remote.totalBytes)}", Icon.DOWNLOAD, isMain = true) { model.download() }
         download.isEnabled = canDownload && fit.fit != Fit.TOO_LITTLE_STORAGE
         download.alpha = if (download.isEnabled) 1f else DISABLED
@@ -171,7 +170,7 @@ class BundlesScreen(
             theme.row(theme.text("Does it fit?", Type.LABEL).share(), fitChip(fit), gap = 8),
             theme.fact("Model", "${facts.modelType}, ${count(facts.numParameters)} parameters"),
             theme.fact("Storage", "needs ${formatBytes(needs.storage)}, has ${formatBytes(device.storageBytes)}", storageTone),
-            theme.fact("Memory, at least", "needs ${formatBytes(least)}, gives ${formatBytes(fit.memoryBudgetBytes)}", memoryTone),
+            theme.fact("Memory, at least", "needs ${formatBytes(fit.leastMemoryBytes)}, gives ${formatBytes(fit.memoryBudgetBytes)}", memoryTone),
             theme.fact("One token's experts", formatBytes(needs.tokenDemand)),
             theme.fact("All experts", formatBytes(needs.experts)),
             theme.fact("Conversation", "${formatBytes(needs.stateOfToken * 1000)} per 1000 tokens"),

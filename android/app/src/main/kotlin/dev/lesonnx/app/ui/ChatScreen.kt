@@ -1,6 +1,7 @@
 package dev.lesonnx.app.ui
 
 import android.text.InputType
+import android.text.TextUtils
 import android.view.Gravity
 import android.view.View
 import android.view.inputmethod.EditorInfo
@@ -15,7 +16,10 @@ import dev.lesonnx.store.formatBytes
 
 /** A conversation with the loaded model, or completion where its bundle has no chat format. [showBundles] leads to the bundles. */
 class ChatScreen(private val theme: Theme, private val model: ChatModel, private val showBundles: () -> Unit) {
-    private val under = theme.quiet("")
+    private val under = theme.quiet("").apply {
+        maxLines = 1
+        ellipsize = TextUtils.TruncateAt.END
+    }
     private val clear = theme.iconButton(Icon.CLEAR, "Clear the conversation") { model.clear() }
     private val list = theme.column(gap = 12).padded(theme, 16, 8)
     private val scroll = theme.scrolling(list)
@@ -52,11 +56,9 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
         under.text = when (host) {
             HostState.Empty -> "No bundle is loaded"
             is HostState.Loading -> "Loading ${host.name} …"
+            is HostState.Measuring -> "${host.name} is being measured"
             is HostState.Failed -> "${host.name} could not be loaded"
-            is HostState.Ready -> {
-                val how = if (host.canChat) "" else "completes text · "
-                "${host.name} · $how${host.engine} engine · ${formatBytes(host.expertBytes)} for experts"
-            }
+            is HostState.Ready -> "${host.name} · ${host.engine} engine · ${formatBytes(host.expertBytes)} for experts"
         }
         val isReady = host is HostState.Ready
         entry.visibility = if (isReady) View.VISIBLE else View.GONE
@@ -66,7 +68,7 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
     private fun showMessages(before: ChatState?, state: ChatState, host: HostState) {
         if (state.messages.isEmpty()) {
             growing = null
-            list.show(listOf(empty(host)))
+            list.show(listOf(empty(host).apply { layoutParams = fillHeight() }))
             return
         }
         val old = before?.messages.orEmpty()
@@ -87,6 +89,7 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
             if (host.canChat) theme.emptyState(Icon.CHAT, "Say something", "The model runs on this phone. Nothing leaves it.")
             else theme.emptyState(Icon.CHAT, "Begin a text", "This bundle has no chat format, so the model goes on from what you write.")
         is HostState.Loading -> theme.emptyState(Icon.BUNDLES, "Loading", "${host.name} is being opened.")
+        is HostState.Measuring -> theme.emptyState(Icon.BARS, "Busy", "A benchmark has ${host.name}. It is loaded again when that ends.")
         is HostState.Failed -> theme.emptyState(
             Icon.WARNING,
             "Not loaded",

@@ -26,7 +26,9 @@ class TelemetryScreen(private val theme: Theme) {
         theme.card(theme.text("Since the bundle was loaded", Type.HEADING), totals, gap = 12),
         gap = 12,
     )
-    private val empty = theme.emptyState(Icon.PULSE, "Nothing measured yet", "Every token that the model generates leaves its figures here.")
+    private val empty = theme.emptyState(Icon.PULSE, "Nothing measured yet", "Every token that the model generates leaves its figures here.").apply {
+        layoutParams = fillHeight()
+    }
 
     val view: View = theme.column(
         theme.header("Telemetry", theme.quiet("The last tokens, the newest at the right")),

@@ -70,6 +70,9 @@ fun narrow() = LinearLayout.LayoutParams(WRAP_CONTENT, WRAP_CONTENT)
 /** Takes its share of what the others in a row leave. */
 fun <V : View> V.share(weight: Float = 1f): V = apply { layoutParams = LinearLayout.LayoutParams(0, WRAP_CONTENT, weight) }
 
+/** As high as what there is, in a column that fills a scrolling view. */
+fun fillHeight() = LinearLayout.LayoutParams(MATCH_PARENT, MATCH_PARENT, 1f)
+
 /** As high as what the others in a column leave. */
 fun <V : View> V.fill(): V = apply { layoutParams = LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f) }
 
@@ -195,10 +198,10 @@ fun Theme.emptyState(icon: Icon, title: String, text: String, vararg actions: Vi
     },
     text(title, Type.HEADING).apply { gravity = Gravity.CENTER },
     quiet(text, Type.BODY).apply { gravity = Gravity.CENTER },
-    *actions,
+    *actions.onEach { it.layoutParams = narrow().apply { topMargin = dp(6) } },
     gap = 14,
 ).apply {
-    gravity = Gravity.CENTER_HORIZONTAL
+    gravity = Gravity.CENTER
     padded(this@emptyState, 32, 40)
 }
 
