@@ -29,9 +29,9 @@ class BundlesScreenTest : ScreenTest() {
         val server = HttpServer.create(InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0)
         server.createContext("/sample/") { exchange ->
             exchange.use {
-                val content = File(Fixtures.sample, it.requestURI.path.removePrefix("/sample/")).readBytes()
-                it.sendResponseHeaders(200, content.size.toLong())
-                it.responseBody.write(content)
+                val file = File(Fixtures.sample, it.requestURI.path.removePrefix("/sample/"))
+                it.sendResponseHeaders(if (file.isFile) 200 else 404, if (file.isFile) file.length() else -1)
+                if (file.isFile) it.responseBody.write(file.readBytes())
             }
         }
         server.start()
@@ -81,6 +81,7 @@ class BundlesScreenTest : ScreenTest() {
         click("Look")
         waitUntil("the problem") { models.bundles.state.value.problem != null }
         val problem = models.bundles.state.value.problem.orEmpty()
+        assertEquals("$url/nothing/checksums.json: the server answers 404 Not Found", problem)
         assertTrue(problem, texts().contains(problem))
         draw("bundles-problem")
     }
@@ -94,7 +95,7 @@ class BundlesScreenTest : ScreenTest() {
         click("Folder")
         val asked = shadowOf(activity).nextStartedActivityForResult
         assertEquals(Intent.ACTION_OPEN_DOCUMENT_TREE, asked.intent.action)
-        val tree = DocumentsContract.buildTreeDocumentUri(FolderProvider.AUTHORITY, "")
+        val tree = DocumentsContract.buildTreeDocumentUri(FolderProvider.AUTHORITY, "root")
         shadowOf(activity).receiveResult(asked.intent, Activity.RESULT_OK, Intent().setData(tree))
         waitFor("Load")
         val stored = models.bundles.state.value.bundles!!.single().stored

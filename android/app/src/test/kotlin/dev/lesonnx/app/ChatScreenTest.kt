@@ -85,7 +85,7 @@ class ChatScreenTest : ScreenTest() {
         app.gate.limit(SOME_READS)
         type("And God said, Let there be light")
         click("Send")
-        waitUntil("a few words") { models.chat.state.value.messages.last().text.length > 20 }
+        waitUntil("a few words") { models.chat.state.value.messages.last().text.length > 100 }
         draw("chat-dark")
         click("Stop")
         app.gate.open()
@@ -112,7 +112,7 @@ class ChatScreenTest : ScreenTest() {
     }
 
     private companion object {
-        /** Enough for a prompt of a few tokens (32 experts of 6 layers) and some twenty after it, 24 experts each. */
-        const val SOME_READS = 700
+        /** Enough for a prompt of a few tokens (32 experts of 6 layers) and some fifty after it, 24 experts each. */
+        const val SOME_READS = 1500
     }
 }

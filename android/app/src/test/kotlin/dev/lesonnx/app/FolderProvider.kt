@@ -10,7 +10,7 @@ import android.provider.DocumentsContract
 import android.provider.DocumentsContract.Document
 import java.io.File
 
-/** A document provider over a real folder: documents are called by their paths in it. */
+/** A document provider over a real folder: documents are called by their paths in it, after `root`. */
 class FolderProvider : ContentProvider() {
     override fun onCreate() = true
 
@@ -22,7 +22,7 @@ class FolderProvider : ContentProvider() {
             cursor.addRow(
                 columns!!.map {
                     when (it) {
-                        Document.COLUMN_DOCUMENT_ID -> file.relativeTo(folder).path
+                        Document.COLUMN_DOCUMENT_ID -> "root/${file.relativeTo(folder).path}"
                         Document.COLUMN_DISPLAY_NAME -> file.name
                         else -> if (file.isDirectory) Document.MIME_TYPE_DIR else "application/octet-stream"
                     }
@@ -35,7 +35,7 @@ class FolderProvider : ContentProvider() {
     override fun openFile(uri: Uri, mode: String): ParcelFileDescriptor =
         ParcelFileDescriptor.open(file(DocumentsContract.getDocumentId(uri)), ParcelFileDescriptor.MODE_READ_ONLY)
 
-    private fun file(document: String) = if (document.isEmpty()) folder else File(folder, document)
+    private fun file(document: String) = File(folder, document.removePrefix("root").removePrefix("/"))
 
     override fun getType(uri: Uri): String? = null
 

@@ -30,7 +30,7 @@ import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
 
 /** The app on this machine: the runtime is the JVM's, all else is as on a phone. */
-class TestApp : LesonnxApp() {
+class AppOnJvm : LesonnxApp() {
     /** Flash, which a test can hold. */
     val gate = ReadGate()
 
@@ -69,6 +69,9 @@ class ReadGate {
 }
 
 private class GatedPlatform(private val platform: Platform, private val gate: ReadGate) : Platform by platform {
+    /** As on Android, where the heap is small. */
+    override fun heapGrowthBytes(): Long = 64L shl 20
+
     override fun openReader(path: Path): DirectReader {
         val reader = platform.openReader(path)
         return object : DirectReader by reader {
@@ -82,11 +85,11 @@ private class GatedPlatform(private val platform: Platform, private val gate: Re
 
 /** Drives the real activity by what a person sees and touches, and draws it. */
 @RunWith(LesonnxRunner::class)
-@Config(sdk = [34], application = TestApp::class, qualifiers = "w411dp-h891dp-xhdpi")
+@Config(sdk = [34], application = AppOnJvm::class, qualifiers = "w411dp-h891dp-xhdpi")
 @GraphicsMode(GraphicsMode.Mode.NATIVE)
 abstract class ScreenTest {
     private var controller: ActivityController<MainActivity>? = null
-    protected val app get() = RuntimeEnvironment.getApplication() as TestApp
+    protected val app get() = RuntimeEnvironment.getApplication() as AppOnJvm
     protected val models get() = app.models
     protected val bundles get() = File(app.filesDir, "bundles")
     protected val activity: MainActivity get() = controller!!.get()
@@ -127,15 +130,15 @@ abstract class ScreenTest {
 
     protected fun click(text: String) {
         val view = find(text) ?: throw AssertionError("no '$text' on the screen: ${texts()}")
-        assertTrue("'$text' cannot be pressed", view.isEnabled)
         var target: View = view
         while (!target.isClickable) target = target.parent as View
+        assertTrue("'$text' cannot be pressed", target.isEnabled)
         target.performClick()
         idle()
     }
 
     protected fun type(text: String) {
-        (seen().first { it is EditText } as EditText).setText(text)
+        (seen().first { it is EditText } as EditText).apply { setText(text) }.setSelection(text.length)
         idle()
     }
 

@@ -12,6 +12,8 @@ import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Job
 import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.StateFlow
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.takeWhile
 import kotlinx.coroutines.flow.update
 import kotlinx.coroutines.launch
 import java.util.Locale
@@ -63,12 +65,17 @@ data class BenchmarkState(
     }
 }
 
+/**
+ * How long a row is measured, after [warmupTokens]: the first row for [seconds], but [leastTokens] to [mostTokens] tokens;
+ * the others for as many tokens as it had, so that all did the same work.
+ */
+data class Span(val warmupTokens: Int = 16, val leastTokens: Int = 24, val mostTokens: Int = 256, val seconds: Double = 4.0)
+
 /** Runs the schedules one after another on the loaded bundle: the same prompt, the same budget, and so the same tokens. */
 class BenchmarkModel(
     private val host: ModelHost,
     private val scope: CoroutineScope,
-    private val warmupTokens: Int = 16,
-    private val tokens: Int = 32,
+    private val span: Span = Span(),
 ) {
     private val mutableState = MutableStateFlow(BenchmarkState())
     private var running: Job? = null
@@ -81,7 +88,7 @@ class BenchmarkModel(
         val bundle = host.bundle ?: return
         if (mutableState.value.isRunning) return
         val budget = minOf(bundle.expertBytes, maxOf(bundle.expertBytes / BUDGET_SHARE, bundle.tokenDemandBytes))
-        val setting = "${loaded.name}: ${formatBytes(budget)} of ${formatBytes(bundle.expertBytes)} of experts, $tokens tokens a row"
+        val setting = "${loaded.name}: ${formatBytes(budget)} of ${formatBytes(bundle.expertBytes)} of experts"
         mutableState.value = BenchmarkState(isRunning = true, setting = setting)
         running = scope.launch {
             try {
@@ -101,9 +108,15 @@ class BenchmarkModel(
 
     private suspend fun ladder(bundle: Bundle, base: LoadOptions, prompt: String) {
         var expected: List<Int>? = null
+        var span = span
         for (rung in Rung.entries) {
             mutableState.update { it.copy(running = rung to 0f) }
-            val (result, ids) = host.with(bundle, rung.options(base)) { measure(rung, it, prompt) }
+            val (result, ids) = host.with(bundle, rung.options(base)) { measure(rung, it, prompt, span) }
+            if (expected == null) {
+                val tokens = ids.size - 1 - span.warmupTokens
+                span = span.copy(leastTokens = tokens, mostTokens = tokens)
+                mutableState.update { it.copy(setting = "${it.setting}, $tokens tokens a row") }
+            }
             if (expected != null && ids != expected) {
                 throw LesonnxError("${rung.title} gave other tokens than ${Rung.SERIAL.title}, expected the same")
             }
@@ -112,40 +125,44 @@ class BenchmarkModel(
         }
     }
 
-    private suspend fun measure(rung: Rung, model: Model, prompt: String): Pair<RungResult, List<Int>> {
-        val options = GenerationOptions(maxNewTokens = warmupTokens + tokens + 1, ignoreEos = true)
-        val generation = model.generate(prompt, options)
+    /** One row; gives the ids of the tokens that it ran, the prefill's first. */
+    private suspend fun measure(rung: Rung, model: Model, prompt: String, span: Span): Pair<RungResult, List<Int>> {
+        val first = span.warmupTokens + 1
+        val options = GenerationOptions(maxNewTokens = first + span.mostTokens, ignoreEos = true)
+        val ids = ArrayList<Int>()
         var before = Telemetry()
         var began = 0L
-        var ended = 0L
         var peak = 0L
-        generation.tokens.collect { token ->
-            if (token.id == null) return@collect
-            val done = generation.report.tokenIds.size
-            if (done == warmupTokens + 1) {
+        model.generate(prompt, options).tokens.takeWhile { token ->
+            token.id?.let(ids::add)
+            if (ids.size == first) {
                 before = model.telemetry
                 began = System.nanoTime()
             }
-            ended = System.nanoTime()
             peak = maxOf(peak, Memory.currentBytes())
-            mutableState.update { it.copy(running = rung to done / (warmupTokens + tokens + 1f)) }
-        }
+            mutableState.update { it.copy(running = rung to ids.size.toFloat() / (first + span.mostTokens)) }
+            val measured = ids.size - first
+            measured < span.leastTokens || (measured < span.mostTokens && (System.nanoTime() - began) / NS_PER_S < span.seconds)
+        }.collect()
+        val seconds = (System.nanoTime() - began) / NS_PER_S
         val after = model.telemetry
+        val tokens = ids.size - first
         val required = (after.hits + after.late + after.misses - before.hits - before.late - before.misses).coerceAtLeast(1)
         val result = RungResult(
             rung = rung,
-            tokensPerSecond = tokens / ((ended - began) / 1e9),
+            tokensPerSecond = tokens / seconds,
             hitRate = (after.hits - before.hits).toDouble() / required,
             lateRate = (after.late - before.late).toDouble() / required,
             readBytes = (after.readBytes - before.readBytes) / tokens,
             stallMs = (after.stallMs - before.stallMs) / tokens,
             memoryBytes = peak,
         )
-        return result to generation.report.tokenIds.toList()
+        return result to ids
     }
 
     private companion object {
         const val PROMPT = "In the beginning"
         const val BUDGET_SHARE = 4
+        const val NS_PER_S = 1e9
     }
 }

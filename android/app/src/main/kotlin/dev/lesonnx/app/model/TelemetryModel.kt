@@ -5,7 +5,10 @@ import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.StateFlow
 import kotlinx.coroutines.flow.update
 
-/** One generated token: the time it took, and what its experts cost. Bytes of memory are the process's. */
+/**
+ * One generated token: the time it took, and what its experts cost. Bytes of memory are the process's. The model goes on while a
+ * sample is taken, so counts of one step may lie in two samples; over many they are exact.
+ */
 data class TokenSample(
     val ms: Double,
     val hits: Long,

@@ -129,7 +129,7 @@ class BenchmarkScreen(
 
     private fun actions(state: BenchmarkState, host: HostState): View {
         val again = theme.button("Measure again", Icon.RUN, isMain = true) { model.run() }
-        again.isEnabled = host is HostState.Ready
+        again.enabled(host is HostState.Ready)
         return theme.row(theme.button("Share") { share(state.asText()) }.share(), again.share(2f), gap = 10)
     }
 

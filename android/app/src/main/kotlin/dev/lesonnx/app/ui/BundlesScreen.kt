@@ -39,20 +39,21 @@ class BundlesScreen(
         }
     }
     private val look = theme.column()
+    private val scroll = theme.scrolling(
+        theme.column(problem, arrival, bundles, memory, adding(), gap = 16).padded(theme, 16, 4).apply {
+            setPadding(paddingLeft, paddingTop, paddingRight, theme.dp(24))
+        },
+    )
     private var shown: Pair<BundlesState, HostState>? = null
 
     val view: View = theme.column(
         theme.header("Bundles", theme.quiet("Models on this device")),
-        theme.scrolling(
-            theme.column(problem, arrival, bundles, memory, adding(), gap = 16).padded(theme, 16, 4).apply {
-                setPadding(paddingLeft, paddingTop, paddingRight, theme.dp(24))
-            },
-        ).fill(),
+        scroll.fill(),
     )
 
     private fun adding(): LinearLayout = theme.card(
         theme.text("Add a bundle", Type.HEADING),
-        theme.quiet("A bundle is the folder that `lesonnx export` writes, or a zip of it."),
+        theme.quiet("A bundle is the folder that “lesonnx export” writes, or a zip of it."),
         theme.row(
             theme.button("Folder", Icon.FOLDER, onClick = pickFolder).share(),
             theme.button("Zip", Icon.ARCHIVE, onClick = pickZip).share(),
@@ -71,6 +72,7 @@ class BundlesScreen(
         if (before?.first?.arrival != state.arrival) arrival.show(listOfNotNull(state.arrival?.let(::arrivalCard)))
         if (before == null || before.first.look != state.look || before.first.arrival != state.arrival) {
             look.show(listOfNotNull(state.look?.let { lookCard(it, state.arrival == null) }))
+            if (state.look?.fit != null) scroll.post { scroll.scrollTo(0, scroll.getChildAt(0).height) }
         }
         if (before == null || before.first.bundles != state.bundles || before.first.paused != state.paused || before.second != host) {
             bundles.show(cards(state, host))
@@ -96,7 +98,7 @@ class BundlesScreen(
         val isLoaded = host is HostState.Ready && host.name == stored.name
         val isLoading = host is HostState.Loading && host.name == stored.name
         val facts = stored.bundle?.manifest?.model
-        val about = facts?.let { "${it.modelType} · ${count(it.numParameters)} parameters, ${count(it.numActiveParameters)} at work" }
+        val about = facts?.let { "${it.modelType} · ${count(it.numParameters)} parameters, ${count(it.numActiveParameters)} active" }
         val chip = when {
             isLoaded -> theme.chip("Loaded", Tone.ACCENT)
             else -> fitChip(item.fit)
@@ -105,8 +107,7 @@ class BundlesScreen(
             if (isLoading) "Loading …" else if (isLoaded) "Load again" else "Load",
             isMain = !isLoaded,
         ) { model.open(item) }
-        open.isEnabled = model.canOpen(item) && host !is HostState.Loading && host !is HostState.Measuring
-        open.alpha = if (open.isEnabled) 1f else DISABLED
+        open.enabled(model.canOpen(item) && host !is HostState.Loading && host !is HostState.Measuring)
         return theme.card(
             theme.row(theme.text(stored.name, Type.HEADING).share(), chip, gap = 8),
             theme.quiet(about ?: "Cannot be opened"),
@@ -164,8 +165,7 @@ class BundlesScreen(
         val storageTone = if (fit.fit == Fit.TOO_LITTLE_STORAGE) Tone.ERROR else Tone.GOOD
         val memoryTone = if (fit.fit == Fit.TOO_LITTLE_MEMORY) Tone.ERROR else Tone.GOOD
         val download = theme.button("Download ${formatBytes(remote.totalBytes)}", Icon.DOWNLOAD, isMain = true) { model.download() }
-        download.isEnabled = canDownload && fit.fit != Fit.TOO_LITTLE_STORAGE
-        download.alpha = if (download.isEnabled) 1f else DISABLED
+        download.enabled(canDownload && fit.fit != Fit.TOO_LITTLE_STORAGE)
         return theme.column(
             theme.row(theme.text("Does it fit?", Type.LABEL).share(), fitChip(fit), gap = 8),
             theme.fact("Model", "${facts.modelType}, ${count(facts.numParameters)} parameters"),
@@ -214,9 +214,5 @@ class BundlesScreen(
             .setPositiveButton("Delete") { _, _ -> model.delete(item) }
             .setNegativeButton("Keep", null)
             .show()
-    }
-
-    private companion object {
-        const val DISABLED = 0.45f
     }
 }

@@ -117,22 +117,29 @@ fun Theme.icon(icon: Icon, color: Int, size: Number = 22): ImageView = ImageView
 }
 
 /** A filled button where [isMain], else one with an outline. */
-fun Theme.button(text: String, icon: Icon? = null, isMain: Boolean = false, tone: Tone = Tone.ACCENT, onClick: () -> Unit): TextView {
+fun Theme.button(text: String, icon: Icon? = null, isMain: Boolean = false, tone: Tone = Tone.ACCENT, onClick: () -> Unit): View {
     val ink = if (isMain) palette.onAccent else color(tone)
-    return text(text, Type.LABEL, ink).apply {
-        gravity = Gravity.CENTER
-        minHeight = dp(48)
+    val label = text(text, Type.LABEL, ink).apply {
         maxLines = 1
         ellipsize = TextUtils.TruncateAt.END
-        if (icon != null) {
-            setCompoundDrawablesRelativeWithIntrinsicBounds(IconDrawable(icon, ink, dp(18)), null, null, null)
-            compoundDrawablePadding = dp(8)
-        }
+    }
+    val views = if (icon == null) arrayOf(label) else arrayOf(icon(icon, ink, 18), label)
+    return row(*views, gap = 8).apply {
+        gravity = Gravity.CENTER
+        minimumHeight = dp(48)
         padded(this@button, 16, 8)
         val shape = if (isMain) rounded(palette.accent, 12) else rounded(palette.surface, 12, palette.outline)
         pressable(this, shape, ink, onClick)
     }
 }
+
+/** Whether a button can be pressed. */
+fun <V : View> V.enabled(isEnabled: Boolean): V = apply {
+    this.isEnabled = isEnabled
+    alpha = if (isEnabled) 1f else DISABLED_ALPHA
+}
+
+private const val DISABLED_ALPHA = 0.45f
 
 /** A square button that is an icon; [label] is what a screen reader says. */
 fun Theme.iconButton(icon: Icon, label: String, color: Int = palette.quiet, fill: Int? = null, onClick: () -> Unit): ImageView =
@@ -221,8 +228,9 @@ fun Theme.scrolling(content: View): ScrollView = ScrollView(context).apply {
     addView(content, ViewGroup.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
 }
 
-/** Shows [views] instead of what was there. */
+/** Shows [views] instead of what was there; without any it takes no room. */
 fun ViewGroup.show(views: List<View>) {
     removeAllViews()
+    visibility = if (views.isEmpty()) View.GONE else View.VISIBLE
     for (view in views) if (view.layoutParams != null) addView(view) else addView(view, wide())
 }

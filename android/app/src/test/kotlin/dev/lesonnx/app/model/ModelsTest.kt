@@ -143,14 +143,16 @@ class ModelsTest {
     fun `the ladder gives one row a technique and the same tokens, then loads the bundle again`() = test {
         val bundle = Bundle(putSample().toPath())
         host.load("sample", bundle, LoadOptions(engine = "session"))
-        val benchmark = BenchmarkModel(host, this, warmupTokens = 4, tokens = 8)
+        val benchmark = BenchmarkModel(host, this, Span(warmupTokens = 4, leastTokens = 8, mostTokens = 8))
         benchmark.run()
         val state = benchmark.state.first { it.isComplete && !it.isRunning }
         assertNull(state.problem)
         assertEquals(Rung.entries, state.results.map { it.rung })
         assertTrue(state.results.all { it.tokensPerSecond > 0 })
         // Serial on demand reads every expert of every token: 6 layers, 4 experts.
-        assertEquals(24 * (bundle.expertBytes / 192), state.results.first().readBytes)
+        val token = 24 * (bundle.expertBytes / 192)
+        // The model is a step ahead of its reader at most.
+        assertTrue(state.results.first().readBytes in token * 7 / 8..token * 9 / 8, "${state.results.first().readBytes} of $token")
         assertEquals(9, state.asText().trim().lines().size + 1)
         val ready = host.state.first { it is HostState.Ready } as HostState.Ready
         assertEquals("session", ready.engine)
