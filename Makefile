@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-python lint clean
+.PHONY: setup demo test test-python test-kotlin lint clean
 
 $(STAMP): pyproject.toml setup.py $(wildcard lesonnx/native/*.[ch] lesonnx/native/include/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,10 +19,22 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/lesonnx demo
 
-test: lint test-python
+test: lint test-python test-kotlin
 
 test-python: $(STAMP)
 	$(BIN)/python -m pytest -n auto
+
+# Bundles, and what the Python runner gives for them under the ONNX Runtime that Maven Central's library has.
+KOTLIN_ONNXRUNTIME := $(shell sed -n 's|.*<onnxruntime.version>\(.*\)</.*|\1|p' android/lesonnx/pom.xml)
+
+test-kotlin: $(STAMP)
+	@skip() { echo "skipped: the Kotlin tests: $$1"; test -z "$$CI"; exit; }; \
+	command -v mvn >/dev/null || skip "Maven is not here"; \
+	command -v javac >/dev/null || skip "no JDK is here, 17 or later is needed"; \
+	ls lesonnx/native/liblesonnx.* >/dev/null 2>&1 || skip "the expert kernel is not built"; \
+	set -e; \
+	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(KOTLIN_ONNXRUNTIME); \
+	mvn --batch-mode --quiet --file android/lesonnx/pom.xml test
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -154,10 +154,10 @@ class Bundle(val directory: Path) {
      */
     fun verify(progress: (Long) -> Unit = {}): Int {
         val entries = Checksums.read(file(Checksums.FILE))
-        val present = Files.walk(directory).use { paths ->
+        val present = Files.walk(realDirectory).use { paths ->
             // A link to a directory is not walked into: it counts as a file, one that nobody named.
             paths.filter { Files.isSymbolicLink(it) || !Files.isDirectory(it) }
-                .map { path -> directory.relativize(path).joinToString("/") }
+                .map { path -> realDirectory.relativize(path).joinToString("/") }
                 .toList()
         }
         val unnamed = (present - entries.keys - Checksums.FILE).minOrNull()

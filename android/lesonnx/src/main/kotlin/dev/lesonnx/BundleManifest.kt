@@ -6,10 +6,8 @@ import kotlinx.serialization.SerialName
 import kotlinx.serialization.Serializable
 import kotlinx.serialization.SerializationException
 import kotlinx.serialization.json.Json
-import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.JsonPrimitive
-import kotlinx.serialization.json.decodeFromJsonElement
 import kotlinx.serialization.json.longOrNull
 
 internal const val FORMAT_VERSION = 1L
@@ -38,12 +36,10 @@ data class BundleManifest(
         parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
 
     companion object {
-        private val json = Json { allowStructuredMapKeys = false }
-
         /** The manifest in a JSON text. Unknown keys are errors. BundleError, in one line that names the field. */
         fun parse(text: String, source: String = "manifest.json"): BundleManifest {
             val document = try {
-                json.parseToJsonElement(text)
+                Json.parseToJsonElement(text)
             } catch (error: SerializationException) {
                 throw BundleError("$source: not JSON: ${firstLine(error)}")
             } catch (_: StackOverflowError) {
@@ -56,19 +52,20 @@ data class BundleManifest(
                     "$source: format_version is $version, this lesonnx reads $FORMAT_VERSION; export again",
                 )
             }
-            val manifest = decode(document, source)
+            val manifest = decode(text, source)
             val problem = ManifestCheck(manifest).firstProblem()
             if (problem != null) throw BundleError("$source: $problem")
             return manifest
         }
 
         @OptIn(ExperimentalSerializationApi::class)
-        private fun decode(document: JsonElement, source: String): BundleManifest = try {
-            json.decodeFromJsonElement<BundleManifest>(document)
+        private fun decode(text: String, source: String): BundleManifest = try {
+            Json.decodeFromString<BundleManifest>(text)
         } catch (error: MissingFieldException) {
             throw BundleError("$source: ${place(error)}${error.missingFields.first()}: required, but missing")
         } catch (error: SerializationException) {
-            throw BundleError("$source: ${place(error).removeSuffix(".").ifEmpty { "document" }}: ${firstLine(error)}")
+            val field = place(error).removeSuffix(".").ifEmpty { "document" }
+            throw BundleError("$source: $field: ${firstLine(error)}")
         }
 
         // The library says where in its messages only: "... at path: $.parts[0]", "... at element: $.parts[0]".
@@ -80,8 +77,10 @@ data class BundleManifest(
             return path.replace("[", ".").replace("]", "").removePrefix(".").let { if (it.isEmpty()) it else "$it." }
         }
 
+        private val OFFSET = Regex("^Unexpected JSON token at offset [0-9]+: ")
+
         private fun firstLine(error: Throwable): String =
-            oneLine(IllegalArgumentException(error.message.orEmpty().lineSequence().first().replace(PATH, "")))
+            oneLine(error.message.orEmpty().lineSequence().first().replace(PATH, "").replace(OFFSET, ""))
     }
 }
 

@@ -25,5 +25,6 @@ class LoadError(message: String, cause: Throwable? = null) : LesonnxError(messag
 class ScheduleError(message: String) : LesonnxError(message)
 
 /** A foreign error as one line of at most 200 characters. */
-internal fun oneLine(error: Throwable): String =
-    (error.message ?: error.javaClass.simpleName).split(Regex("\\s+")).joinToString(" ").trim().take(200)
+internal fun oneLine(error: Throwable): String = oneLine(error.message ?: error.javaClass.simpleName)
+
+internal fun oneLine(message: String): String = message.trim().split(Regex("\\s+")).joinToString(" ").take(200)

@@ -1,17 +1,13 @@
 package dev.lesonnx
 
 import kotlinx.coroutines.CoroutineScope
-import kotlinx.coroutines.ExecutorCoroutineDispatcher
 import kotlinx.coroutines.Job
 import kotlinx.coroutines.SupervisorJob
-import kotlinx.coroutines.asCoroutineDispatcher
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.joinAll
 import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
 import java.nio.FloatBuffer
-import java.util.concurrent.Executors
-import java.util.concurrent.TimeUnit
 import java.util.concurrent.locks.ReentrantLock
 import kotlin.concurrent.withLock
 
@@ -55,7 +51,7 @@ internal class ExpertLoader(
 
     private val loads = Channel<Action.Load>(Channel.UNLIMITED)
     private val questions = Channel<Question>(Channel.UNLIMITED)
-    private val dispatcher: ExecutorCoroutineDispatcher
+    private val workers = Workers("lesonnx loader", numLoaders + if (usesLookahead) 1 else 0)
     private val jobs: List<Job>
 
     private class Question(val place: Int, val lookahead: LookaheadRun, val ready: ByteArray)
@@ -74,12 +70,9 @@ internal class ExpertLoader(
 
     init {
         engine.resize(slabLengths())
-        val numThreads = numLoaders + if (usesLookahead) 1 else 0
-        dispatcher = Executors.newFixedThreadPool(numThreads) { task -> Thread(task, LOADER_THREADS).apply { isDaemon = true } }
-            .asCoroutineDispatcher()
-        val scope = CoroutineScope(dispatcher + SupervisorJob())
+        val scope = CoroutineScope(workers.dispatcher + SupervisorJob())
         jobs = List(numLoaders) { scope.launch { for (load in loads) read(load) } } +
-            List(numThreads - numLoaders) { scope.launch { for (question in questions) answer(question) } }
+            List(if (usesLookahead) 1 else 0) { scope.launch { for (question in questions) answer(question) } }
     }
 
     // ---- the computing thread
@@ -242,8 +235,7 @@ internal class ExpertLoader(
         loads.close()
         questions.close()
         runBlocking { jobs.joinAll() }
-        dispatcher.close()
-        (dispatcher.executor as java.util.concurrent.ExecutorService).awaitTermination(1, TimeUnit.MINUTES)
+        workers.close()
         engine.close()
     }
 
@@ -320,8 +312,6 @@ internal class ExpertLoader(
     }
 
     companion object {
-        /** The name of the threads that read and predict. */
-        const val LOADER_THREADS = "lesonnx loader"
         private const val NS_PER_MS = 1e6
         private const val NS_PER_US = 1000L
 

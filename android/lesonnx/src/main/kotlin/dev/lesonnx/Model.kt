@@ -1,6 +1,5 @@
 package dev.lesonnx
 
-import kotlinx.coroutines.asCoroutineDispatcher
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.currentCoroutineContext
 import kotlinx.coroutines.ensureActive
@@ -11,9 +10,7 @@ import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 import java.nio.file.Path
 import java.util.concurrent.ExecutionException
-import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
-import java.util.concurrent.TimeUnit
 
 /**
  * A loaded bundle: [load] one, [generate] from it, close it.
@@ -32,8 +29,7 @@ class Model private constructor(
     /** What is worth a line to the user: why an engine was taken, a budget that is narrow. */
     val notes: List<String>,
 ) : AutoCloseable {
-    private val executor = Executors.newSingleThreadExecutor { task -> Thread(task, COMPUTE_THREAD).apply { isDaemon = true } }
-    private val dispatcher = executor.asCoroutineDispatcher()
+    private val worker = Workers("lesonnx compute", 1)
 
     /** The generation that may run; touched on the model's thread only. */
     private var owner: Generation.Progress? = null
@@ -72,11 +68,11 @@ class Model private constructor(
         val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
         if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
         StopChecker(options.stop)
-        check(!executor.isShutdown) { "the model is closed" }
+        check(!worker.executor.isShutdown) { "the model is closed" }
         val progress = Generation.Progress(promptIds.size)
         val tokens = flow { steps(promptIds, limit, options, reuse, progress) }
         // Without room between them the collector is never more than a token behind: what it sees is what was computed.
-        return Generation(tokens.buffer(Channel.RENDEZVOUS).flowOn(dispatcher), progress)
+        return Generation(tokens.buffer(Channel.RENDEZVOUS).flowOn(worker.dispatcher), progress)
     }
 
     /** The generation itself: prefill, then a token a step. Runs on the model's thread. */
@@ -137,7 +133,7 @@ class Model private constructor(
     /** Limits the experts, between two steps; null lifts that. What it meets, the next step reports. */
     internal fun limitExperts(numBytes: Long?) {
         try {
-            executor.execute {
+            worker.executor.execute {
                 try {
                     runner.limitExperts(numBytes)
                 } catch (_: LesonnxError) {
@@ -151,26 +147,24 @@ class Model private constructor(
 
     /** Waits for the step under way, then frees everything. A flow that is still collected ends. Closing twice is nothing. */
     override fun close() {
-        if (Thread.currentThread().name == COMPUTE_THREAD) throw IllegalStateException("a model cannot be closed from its own thread")
+        check(!worker.areCalling) { "a model cannot be closed from its own thread" }
         val freed = try {
-            executor.submit {
+            worker.executor.submit {
                 runner.close()
                 tokenizer?.close()
             }
         } catch (_: RejectedExecutionException) {
             return
         }
-        executor.shutdown()
+        worker.close()
         try {
             freed.get()
         } catch (error: ExecutionException) {
             throw error.cause ?: error
         }
-        executor.awaitTermination(1, TimeUnit.MINUTES)
     }
 
     companion object {
-        private const val COMPUTE_THREAD = "lesonnx compute"
         private const val NS_PER_MS = 1e6
         private val LAST_ROW = intArrayOf(0)
 
@@ -191,8 +185,7 @@ class Model private constructor(
             Ort.checkVersion(bundle.manifest.onnxruntimeAtLeast, Ort.environment(numThreads).version)
             val engine = makeEngine(options.engine, bundle, platform, numThreads)
             val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            // From here on the runner closes the loader, and the loader the engine.
-            val runner = Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads)
+            val runner = closeOnError(loader) { Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads) }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 options.memoryBudgetBytes?.let(runner::boundMemory)

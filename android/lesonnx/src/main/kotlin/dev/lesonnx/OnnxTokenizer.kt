@@ -4,24 +4,26 @@ import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtSession
-import ai.onnxruntime.extensions.OrtxPackage
 import java.nio.file.Path
 
 /**
- * The bundle's tokenizer.onnx, by the operators of onnxruntime-extensions; its [table] decodes. Android's tokenizer, and it
- * runs on the JVM too. Owns its session. [BundleError] where ONNX Runtime does not take the file.
+ * The bundle's tokenizer.onnx, by the operators of onnxruntime-extensions in [operatorLibrary]; its [table] decodes. Owns its
+ * session. [BundleError] where ONNX Runtime does not take the file.
+ *
+ * The operator HfJsonTokenizer came with 0.15 of onnxruntime-extensions. Maven's newest package is 0.13, so this is for apps
+ * that build the library themselves.
  */
-class OnnxTokenizer(path: Path, private val table: TokenTable) : Tokenizer {
+class OnnxTokenizer(path: Path, private val table: TokenTable, operatorLibrary: String) : Tokenizer {
     private val environment = OrtEnvironment.getEnvironment()
 
     // Closing them unloads the operators' library, so they live as long as the session.
     private val options = Ort.sessionOptions(optimise = true, numThreads = 1)
     private val session: OrtSession = try {
-        options.registerCustomOpLibrary(OrtxPackage.getLibraryPath())
+        options.registerCustomOpLibrary(operatorLibrary)
         Ort.openSession(path, options)
     } catch (error: OrtException) {
         options.close()
-        throw BundleError("$path: the operators of onnxruntime-extensions cannot be used: ${Ort.firstLine(error)}", error)
+        throw BundleError("$path: $operatorLibrary cannot be used: ${Ort.firstLine(error)}", error)
     } catch (error: BundleError) {
         options.close()
         throw error

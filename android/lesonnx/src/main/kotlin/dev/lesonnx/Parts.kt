@@ -107,7 +107,7 @@ internal object DimensionSerializer : KSerializer<Dimension> {
             if (element.isString) return Dimension.Symbol(element.content)
             element.longOrNull?.let { return Dimension.Fixed(it) }
         }
-        throw SerializationException("dimension $element is neither a whole number nor a letter")
+        throw SerializationException("dimension $element of a shape is neither a whole number nor a letter")
     }
 
     override fun serialize(encoder: Encoder, value: Dimension) {

@@ -9,7 +9,8 @@ import java.nio.FloatBuffer
 /**
  * Runs a bundle for one sequence: token ids in, logits out, walking embed, segments with their experts, and head.
  *
- * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader; close it to free sessions and experts.
+ * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader, once it is made; close it to free
+ * sessions and experts.
  */
 internal class Runner(
     val bundle: Bundle,
@@ -65,7 +66,7 @@ internal class Runner(
                 }
             }
         } catch (error: Throwable) {
-            close()
+            closeParts()
             throw error
         }
     }
@@ -338,6 +339,10 @@ internal class Runner(
     override fun close() {
         // First the loader: a step that was broken off may still be predicting.
         loader.close()
+        closeParts()
+    }
+
+    private fun closeParts() {
         clearSteps()
         sessions.values.forEach(OrtSession::close)
         sessions.clear()

@@ -16,14 +16,14 @@ data class SamplingOptions(
 ) {
     init {
         check("temperature", temperature, temperature >= 0, "at least 0")
-        check("topK", topK.toDouble(), topK >= 0, "at least 0 (0 is off)")
+        check("topK", topK, topK >= 0, "at least 0 (0 is off)")
         check("topP", topP, topP > 0 && topP <= 1, "above 0 and at most 1 (1 is off)")
         check("minP", minP, minP in 0.0..1.0, "from 0 (off) to 1")
         check("repetitionPenalty", repetitionPenalty, repetitionPenalty > 0, "above 0 (1 is off)")
     }
 
-    private fun check(name: String, value: Double, holds: Boolean, expected: String) {
-        if (!value.isFinite()) throw InputError("$name is $value, expected a finite number")
+    private fun check(name: String, value: Number, holds: Boolean, expected: String) {
+        if (!value.toDouble().isFinite()) throw InputError("$name is $value, expected a finite number")
         if (!holds) throw InputError("$name is $value, expected $expected")
     }
 }

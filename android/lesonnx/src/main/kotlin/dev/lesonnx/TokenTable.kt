@@ -1,30 +1,36 @@
 package dev.lesonnx
 
-import kotlinx.serialization.SerialName
-import kotlinx.serialization.Serializable
-import kotlinx.serialization.SerializationException
-import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.JsonArray
-import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.int
 import kotlinx.serialization.json.jsonArray
 import kotlinx.serialization.json.jsonPrimitive
-import java.io.IOException
-import java.nio.file.Files
 import java.nio.file.Path
 
 /**
- * The tokens of a Hugging Face `tokenizer.json` and how they become text. Immutable, safe to share between threads.
- *
- * It does not encode: that needs the whole of the file, and a library that knows it.
+ * The tokens of a Hugging Face `tokenizer.json` and how they become text. Immutable, safe to share between threads. It does not
+ * encode.
  */
-class TokenTable private constructor(
-    private val names: Array<String?>,
-    private val special: Set<Int>,
-    private val decoder: TokenDecoder?,
-) {
-    private val ids: Map<String, Int> by lazy { names.indices.mapNotNull { id -> names[id]?.let { it to id } }.toMap() }
+class TokenTable internal constructor(file: TokenizerFile) {
+    private val names: Array<String?>
+    private val special: Set<Int> = file.addedTokens.filter { it.special }.mapTo(HashSet()) { it.id }
+    private val decoder = TokenDecoder.of(file.decoder)
+    private val ids: Map<String, Int>
+
+    init {
+        val tokens = HashMap<Int, String>()
+        when (val vocab = file.model.vocab) {
+            is JsonObject -> vocab.forEach { (token, id) -> tokens[id.jsonPrimitive.int] = token }
+            is JsonArray -> vocab.forEachIndexed { id, entry -> tokens[id] = entry.jsonArray[0].jsonPrimitive.content }
+            else -> throw IllegalArgumentException("model.vocab is neither an object nor a list")
+        }
+        file.addedTokens.forEach { tokens[it.id] = it.content }
+        val last = tokens.keys.maxOrNull() ?: -1
+        require(last < MAX_TOKENS && tokens.keys.none { it < 0 }) { "a token has an id outside 0..${MAX_TOKENS - 1}" }
+        names = arrayOfNulls(last + 1)
+        tokens.forEach { (id, token) -> names[id] = token }
+        ids = HashMap<String, Int>(2 * tokens.size).also { map -> tokens.forEach { (id, token) -> map[token] = id } }
+    }
 
     fun id(token: String): Int? = ids[token]
 
@@ -39,57 +45,11 @@ class TokenTable private constructor(
         return decoder?.decode(pieces)?.joinToString("") ?: pieces.joinToString(" ")
     }
 
-    @Serializable
-    private class Document(
-        val model: Model,
-        @SerialName("added_tokens") val addedTokens: List<AddedToken> = emptyList(),
-        val decoder: JsonElement? = null,
-    )
-
-    /** `vocab` is an object of ids by token, or a list of tokens with their scores. */
-    @Serializable
-    private class Model(val vocab: JsonElement)
-
-    @Serializable
-    private class AddedToken(val id: Int, val content: String, val special: Boolean = false)
-
     companion object {
         /** No vocabulary has more; what names a larger id would only exhaust the memory. */
         private const val MAX_TOKENS = 1 shl 24
 
-        // Merges make up most of the file, and are not needed.
-        private val json = Json { ignoreUnknownKeys = true }
-
         /** Reads a `tokenizer.json`; [BundleError] where it is missing or broken, or decodes in a way that is not known here. */
-        fun read(path: Path): TokenTable {
-            val text = try {
-                String(Files.readAllBytes(path), Charsets.UTF_8)
-            } catch (error: IOException) {
-                throw BundleError("$path: cannot be read: ${oneLine(error)}", error)
-            }
-            try {
-                return make(json.decodeFromString<Document>(text), path)
-            } catch (error: SerializationException) {
-                throw BundleError("$path: not a tokenizer.json: ${oneLine(error)}", error)
-            } catch (error: IllegalArgumentException) {
-                throw BundleError("$path: not a tokenizer.json: ${oneLine(error)}", error)
-            }
-        }
-
-        private fun make(document: Document, path: Path): TokenTable {
-            val tokens = HashMap<Int, String>()
-            when (val vocab = document.model.vocab) {
-                is JsonObject -> vocab.forEach { (token, id) -> tokens[id.jsonPrimitive.int] = token }
-                is JsonArray -> vocab.forEachIndexed { id, entry -> tokens[id] = entry.jsonArray[0].jsonPrimitive.content }
-                else -> throw BundleError("$path: model.vocab is neither an object nor a list")
-            }
-            document.addedTokens.forEach { tokens[it.id] = it.content }
-            val last = tokens.keys.maxOrNull() ?: -1
-            if (tokens.keys.any { it < 0 } || last >= MAX_TOKENS) throw BundleError("$path: a token has an id outside 0..${MAX_TOKENS - 1}")
-            val names = arrayOfNulls<String>(last + 1)
-            tokens.forEach { (id, token) -> names[id] = token }
-            val special = document.addedTokens.filter { it.special }.mapTo(HashSet()) { it.id }
-            return TokenTable(names, special, TokenDecoder.of(document.decoder, path))
-        }
+        fun read(path: Path): TokenTable = TokenizerFile.read(path, ::TokenTable)
     }
 }

@@ -8,6 +8,8 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.file.Files
 import java.nio.file.Path
+import kotlin.test.assertEquals
+import kotlin.test.fail
 
 /** The threads that the references were computed with. */
 internal const val REFERENCE_THREADS = 2
@@ -102,4 +104,11 @@ internal fun openRunner(bundle: Bundle, options: LoadOptions, platform: Platform
     val engine = makeEngine(options.engine, bundle, platform, REFERENCE_THREADS)
     val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads)
     return Runner(bundle, loader, platform, options.prefillChunkTokens, REFERENCE_THREADS)
+}
+
+/** Whether logits are these, bit for bit; a failure names the first that is not. */
+internal fun assertSameBits(expected: IntArray, logits: FloatArray, what: String) {
+    assertEquals(expected.size, logits.size, what)
+    val place = expected.indices.firstOrNull { expected[it] != logits[it].toRawBits() } ?: return
+    fail("$what: logit $place is ${logits[place]}, expected ${Float.fromBits(expected[place])}")
 }

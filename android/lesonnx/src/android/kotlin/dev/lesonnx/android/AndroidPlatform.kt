@@ -5,12 +5,11 @@ import android.system.ErrnoException
 import android.system.Os
 import android.system.OsConstants
 import dev.lesonnx.BudgetError
+import dev.lesonnx.BpeTokenizer
 import dev.lesonnx.Bundle
 import dev.lesonnx.DirectReader
 import dev.lesonnx.NativeMemory
-import dev.lesonnx.OnnxTokenizer
 import dev.lesonnx.Platform
-import dev.lesonnx.TokenTable
 import dev.lesonnx.Tokenizer
 import java.io.File
 import java.io.FileDescriptor
@@ -20,7 +19,7 @@ import java.nio.ByteOrder
 import java.nio.file.Path
 
 /**
- * Android 10 and later: reads by `android.system.Os`, memory outside the heap by [SharedMemory], the tokenizer by tokenizer.onnx.
+ * Android 10 and later: reads by `android.system.Os`, memory outside the heap by [SharedMemory], tokenizers in Kotlin.
  *
  * [nativeLibraryDirectory] is `context.applicationInfo.nativeLibraryDir`; null leaves finding the kernel to the linker, which
  * knows the app's libraries by name whether or not they are unpacked. Immutable, thread-safe.
@@ -51,11 +50,8 @@ class AndroidPlatform(private val nativeLibraryDirectory: String? = null) : Plat
         }
     }
 
-    override fun openTokenizer(bundle: Bundle): Tokenizer? {
-        val files = bundle.manifest.tokenizer
-        val (onnx, json) = (files?.onnx ?: return null) to (files.jsonPath ?: return null)
-        return OnnxTokenizer(bundle.file(onnx), TokenTable.read(bundle.file(json)))
-    }
+    /** Kotlin's own; an app that ships onnxruntime-extensions 0.15 can give [dev.lesonnx.OnnxTokenizer] instead. */
+    override fun openTokenizer(bundle: Bundle): Tokenizer? = bundle.manifest.tokenizer?.jsonPath?.let { BpeTokenizer.read(bundle.file(it)) }
 
     private companion object {
         const val KERNEL_LIBRARY = "liblesonnx.so"

@@ -4,7 +4,6 @@ import dev.lesonnx.Bundle
 import dev.lesonnx.BudgetError
 import dev.lesonnx.DirectReader
 import dev.lesonnx.NativeMemory
-import dev.lesonnx.OnnxTokenizer
 import dev.lesonnx.Platform
 import dev.lesonnx.TokenTable
 import dev.lesonnx.Tokenizer
@@ -36,17 +35,10 @@ class JvmPlatform(private val kernelFile: Path? = System.getenv("LESONNX_LIBRARY
 
     override fun kernelLibrary(): String? = kernelFile?.takeIf { Files.isRegularFile(it) }?.toAbsolutePath()?.toString()
 
-    /** DJL's where there is a tokenizer.json, else tokenizer.onnx cannot decode either: both come from that file. */
+    /** The tokenizers library's, by the bundle's tokenizer.json. */
     override fun openTokenizer(bundle: Bundle): Tokenizer? {
         val path = bundle.manifest.tokenizer?.jsonPath?.let(bundle::file) ?: return null
         return DjlTokenizer(path, TokenTable.read(path))
-    }
-
-    /** The bundle's tokenizer.onnx, which is Android's tokenizer; null where the bundle has none. */
-    fun openOnnxTokenizer(bundle: Bundle): Tokenizer? {
-        val files = bundle.manifest.tokenizer
-        val (onnx, json) = (files?.onnx ?: return null) to (files.jsonPath ?: return null)
-        return OnnxTokenizer(bundle.file(onnx), TokenTable.read(bundle.file(json)))
     }
 }
 

@@ -1,0 +1,222 @@
+package dev.lesonnx.jvm
+
+import dev.lesonnx.GenerationOptions
+import dev.lesonnx.GenerationReport
+import dev.lesonnx.InputError
+import dev.lesonnx.LesonnxError
+import dev.lesonnx.LoadOptions
+import dev.lesonnx.Memory
+import dev.lesonnx.Model
+import dev.lesonnx.Platform
+import dev.lesonnx.SamplingOptions
+import dev.lesonnx.Telemetry
+import java.io.IOException
+import java.io.PrintStream
+import java.nio.charset.CharacterCodingException
+import java.nio.file.Files
+import java.nio.file.InvalidPathException
+import java.nio.file.Path
+import java.util.Locale
+import kotlin.system.exitProcess
+import kotlinx.coroutines.runBlocking
+import kotlinx.serialization.json.JsonObject
+import kotlinx.serialization.json.JsonPrimitive
+import kotlinx.serialization.json.add
+import kotlinx.serialization.json.buildJsonObject
+import kotlinx.serialization.json.put
+import kotlinx.serialization.json.putJsonArray
+
+private const val USAGE = """usage: lesonnx run BUNDLE (--prompt TEXT | --prompt-file FILE | --prompt-ids ID,ID,...) [options]
+
+Generates from a prompt, as the Python command of that name does.
+
+  --schedule NAME        how experts get into memory: les (default), cache, on-demand, resident
+  --engine NAME          what computes an expert: auto (default), kernel, session
+  --expert-budget SIZE   most bytes of experts in memory (default: all of them), such as 500MiB
+  --memory-budget SIZE   most memory of the whole process; experts get what is left
+  --policy NAME, --loaders N, --[no-]compute-first, --[no-]lookahead, --prefill-chunk N, --threads N
+  --max-tokens N         most tokens to generate (default: 256); also --max-new-tokens
+  --temperature T, --top-k K, --top-p P, --min-p P, --repetition-penalty R, --seed S
+  --stop TEXT            end before this text; may be given several times
+  --ignore-eos           go on after the end-of-sequence token
+  --json                 print one JSON object instead of streaming text
+
+The kernel's library is what the environment's LESONNX_LIBRARY names. Experts lie outside Java's heap: -Xmx256m is heap enough,
+and -XX:MaxDirectMemorySize=8g lets experts, dense parts and attention caches take that much."""
+
+private val WITH_VALUE = setOf(
+    "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
+    "--loaders", "--prefill-chunk", "--threads", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+    "--repetition-penalty", "--seed", "--stop",
+)
+private val FLAGS =
+    setOf("--compute-first", "--no-compute-first", "--lookahead", "--no-lookahead", "--ignore-eos", "--json", "--help")
+private val ALIASES = mapOf("--max-new-tokens" to "--max-tokens")
+
+/** The command line of the JVM; see [USAGE]. */
+fun main(arguments: Array<String>) {
+    exitProcess(run(arguments.asList(), System.out, System.err))
+}
+
+/** Runs a command; gives its exit code: 2 for bad input, 1 for a failure on the way. Errors are one line. */
+internal fun run(arguments: List<String>, out: PrintStream, err: PrintStream, platform: Platform = JvmPlatform()): Int = try {
+    when (arguments.firstOrNull()) {
+        "run" -> generate(Arguments(arguments.drop(1), WITH_VALUE, FLAGS, ALIASES), out, err, platform)
+        null, "--help", "-h" -> out.println(USAGE)
+        else -> throw InputError("no such command '${arguments.first()}' (see --help)")
+    }
+    0
+} catch (error: LesonnxError) {
+    err.println("error: ${error.message.orEmpty().trim().split(Regex("\\s+")).joinToString(" ")}")
+    if (error is InputError) 2 else 1
+}
+
+private fun generate(arguments: Arguments, out: PrintStream, err: PrintStream, platform: Platform) {
+    if (arguments.has("--help")) return out.println(USAGE)
+    val directory = when (arguments.rest.size) {
+        0 -> throw InputError("missing argument BUNDLE (see --help)")
+        1 -> path(arguments.rest.single())
+        else -> throw InputError("surplus argument '${arguments.rest[1]}' (see --help)")
+    }
+    val prompt = prompt(arguments)
+    val options = generationOptions(arguments)
+    Model.load(directory, platform, loadOptions(arguments)).use { model ->
+        for (note in model.notes) err.println("note: $note")
+        val generation = when (prompt) {
+            is Prompt.Text -> model.generate(prompt.text, options)
+            is Prompt.Ids -> model.generate(prompt.ids, options)
+        }
+        runBlocking {
+            if (arguments.has("--json")) {
+                val text = generation.text()
+                out.println(describe(model, generation.report, text))
+            } else {
+                generation.tokens.collect { token ->
+                    out.print(token.text)
+                    out.flush()
+                }
+                out.println()
+                err.println(summary(model, generation.report))
+            }
+        }
+    }
+}
+
+private sealed interface Prompt {
+    class Text(val text: String) : Prompt
+
+    class Ids(val ids: IntArray) : Prompt
+}
+
+private fun prompt(arguments: Arguments): Prompt {
+    val given = listOf("--prompt", "--prompt-file", "--prompt-ids").filter(arguments::has)
+    val name = given.singleOrNull() ?: throw InputError("give exactly one of --prompt, --prompt-file and --prompt-ids")
+    val value = arguments.text(name).orEmpty()
+    return when (name) {
+        "--prompt-ids" -> Prompt.Ids(
+            value.split(",").map {
+                it.trim().toIntOrNull() ?: throw InputError("--prompt-ids '$value' is not a list of token ids parted by commas")
+            }.toIntArray(),
+        )
+        "--prompt-file" -> try {
+            Prompt.Text(Files.readString(path(value)))
+        } catch (_: CharacterCodingException) {
+            throw InputError("$value: not readable as text: it is not UTF-8")
+        } catch (error: IOException) {
+            throw InputError("$value: not readable as text: ${error.javaClass.simpleName}")
+        }
+        else -> Prompt.Text(if (value == "-") String(System.`in`.readBytes(), Charsets.UTF_8) else value)
+    }
+}
+
+private fun path(text: String): Path = try {
+    Path.of(text)
+} catch (_: InvalidPathException) {
+    throw InputError("'${text.replace("\u0000", "\\0")}' is not a path")
+}
+
+private fun loadOptions(arguments: Arguments) = LoadOptions(
+    schedule = arguments.text("--schedule") ?: "les",
+    engine = arguments.text("--engine") ?: "auto",
+    numLoaders = arguments.int("--loaders"),
+    policy = arguments.text("--policy"),
+    computeFirst = arguments.switch("--compute-first"),
+    lookahead = arguments.switch("--lookahead"),
+    expertBudgetBytes = arguments.bytes("--expert-budget"),
+    memoryBudgetBytes = arguments.bytes("--memory-budget"),
+    prefillChunkTokens = arguments.int("--prefill-chunk"),
+    numThreads = arguments.int("--threads"),
+)
+
+private fun generationOptions(arguments: Arguments): GenerationOptions {
+    val sampling = SamplingOptions(
+        temperature = arguments.double("--temperature") ?: 0.0,
+        topK = arguments.int("--top-k") ?: 0,
+        topP = arguments.double("--top-p") ?: 1.0,
+        minP = arguments.double("--min-p") ?: 0.0,
+        repetitionPenalty = arguments.double("--repetition-penalty") ?: 1.0,
+        seed = arguments.unsigned("--seed") ?: 0u,
+    )
+    return GenerationOptions(
+        maxNewTokens = arguments.int("--max-tokens"),
+        sampling = sampling,
+        stop = arguments.all("--stop"),
+        ignoreEos = arguments.has("--ignore-eos"),
+    )
+}
+
+/** What `--json` prints, under the names that the Python command uses: text, tokens, times, bytes read, peak memory. */
+private fun describe(model: Model, report: GenerationReport, text: String): JsonObject = buildJsonObject {
+    put("text", text)
+    putJsonArray("tokens") { report.tokenIds.forEach { add(it) } }
+    put("prompt_tokens", report.promptTokens)
+    put("finish_reason", report.finishReason?.name?.lowercase(Locale.ROOT))
+    put("prefill_ms", rounded(report.prefillMs))
+    put("decode_ms", rounded(report.decodeMs))
+    put("tokens_per_s", rounded(report.tokensPerS))
+    for ((name, value) in counts(model.telemetry)) put(name, value)
+    put("peak_memory_bytes", Memory.peakBytes())
+    put("expert_bytes", model.bundle.expertBytes)
+    put("schedule", model.options.schedule)
+    put("engine", model.engineName)
+    put("expert_budget_bytes", model.expertBudgetBytes)
+}
+
+private fun counts(telemetry: Telemetry): Map<String, JsonPrimitive> = mapOf(
+    "loads" to JsonPrimitive(telemetry.loads),
+    "hits" to JsonPrimitive(telemetry.hits),
+    "late" to JsonPrimitive(telemetry.late),
+    "misses" to JsonPrimitive(telemetry.misses),
+    "read_bytes" to JsonPrimitive(telemetry.readBytes),
+    "lookahead_loads" to JsonPrimitive(telemetry.lookaheadLoads),
+    "lookahead_used" to JsonPrimitive(telemetry.lookaheadUsed),
+    "lookahead_wasted" to JsonPrimitive(telemetry.lookaheadWasted),
+    "read_ms" to JsonPrimitive(rounded(telemetry.readMs)),
+    "stall_ms" to JsonPrimitive(rounded(telemetry.stallMs)),
+    "expert_ms" to JsonPrimitive(rounded(telemetry.expertMs)),
+    "lookahead_ms" to JsonPrimitive(rounded(telemetry.lookaheadMs)),
+    "schedule_ms" to JsonPrimitive(rounded(telemetry.scheduleMs)),
+    "dense_ms" to JsonPrimitive(rounded(telemetry.denseMs)),
+)
+
+private fun rounded(value: Double): Double = Math.round(value * 1000) / 1000.0
+
+/** One line on how it went. */
+private fun summary(model: Model, report: GenerationReport): String {
+    val telemetry = model.telemetry
+    return String.format(
+        Locale.ROOT,
+        "[%d prompt tokens in %.2f s, %d generated at %.1f tokens/s; %d expert loads, %s read; %.0f %% hits;" +
+            " experts %s, budget %s; process peak %s]",
+        report.promptTokens,
+        report.prefillMs / 1e3,
+        report.tokenIds.size,
+        report.tokensPerS,
+        telemetry.loads,
+        formatBytes(telemetry.readBytes),
+        100 * telemetry.hitRate,
+        formatBytes(model.bundle.expertBytes),
+        formatBytes(model.expertBudgetBytes),
+        formatBytes(Memory.peakBytes()),
+    )
+}

@@ -1,0 +1,158 @@
+package dev.lesonnx
+
+import java.nio.file.Files
+import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
+import kotlin.test.assertFalse
+import kotlin.test.assertTrue
+import kotlinx.serialization.encodeToString
+import kotlinx.serialization.json.Json
+import kotlinx.serialization.json.JsonArray
+import kotlinx.serialization.json.JsonElement
+import kotlinx.serialization.json.JsonNull
+import kotlinx.serialization.json.JsonObject
+import kotlinx.serialization.json.JsonPrimitive
+import kotlinx.serialization.json.jsonArray
+import kotlinx.serialization.json.jsonObject
+import org.junit.jupiter.api.Test
+
+/** The manifest: unknown keys and other versions are refused, references must hold; each error is one line. */
+internal class BundleManifestTest {
+    private val text = Files.readString(TestData.mobile.resolve("bundles/qwen2_moe-int4/manifest.json"))
+    private val document = Json.parseToJsonElement(text)
+
+    /** The element with another value at a path of keys and places. */
+    private fun JsonElement.with(path: List<Any>, value: JsonElement?): JsonElement {
+        if (path.isEmpty()) return value!!
+        val key = path.first()
+        if (key is Int) {
+            val items = jsonArray.toMutableList()
+            val place = if (key < 0) items.size + key else key
+            items[place] = items[place].with(path.drop(1), value)
+            return JsonArray(items)
+        }
+        key as String
+        if (path.size == 1 && value == null) return JsonObject(jsonObject - key)
+        return JsonObject(jsonObject + (key to jsonObject.getOrDefault(key, JsonNull).with(path.drop(1), value)))
+    }
+
+    private fun problem(text: String): String {
+        val error = assertFailsWith<BundleError> { BundleManifest.parse(text, "here/manifest.json") }
+        val message = error.message!!
+        assertTrue(message.startsWith("here/manifest.json: "), message)
+        assertFalse('\n' in message, message)
+        assertTrue(message.length < 400, message)
+        return message.removePrefix("here/manifest.json: ")
+    }
+
+    private fun problem(value: JsonElement?, vararg path: Any): String =
+        problem(document.with(path.toList(), value).toString())
+
+    private fun problem(value: String, vararg path: Any) = problem(JsonPrimitive(value), *path)
+
+    private fun problem(value: Number, vararg path: Any) = problem(JsonPrimitive(value), *path)
+
+    @Test
+    fun `every bundle's manifest survives a round trip`() {
+        val bundles = Files.newDirectoryStream(TestData.mobile.resolve("bundles")).use { it.toList() }
+        assertTrue(bundles.size >= 4)
+        for (bundle in bundles) {
+            val manifest = BundleManifest.parse(Files.readString(bundle.resolve("manifest.json")))
+            val json = Json { encodeDefaults = true }
+            assertEquals(manifest, BundleManifest.parse(json.encodeToString(manifest)))
+            val written = json.parseToJsonElement(json.encodeToString(manifest)).jsonObject
+            val original = json.parseToJsonElement(Files.readString(bundle.resolve("manifest.json"))).jsonObject
+            for (key in original.keys - "tokenizer") assertEquals(original[key], written[key], "$bundle $key")
+        }
+    }
+
+    @Test
+    fun `parts by role`() {
+        val manifest = BundleManifest.parse(text)
+        assertEquals("embed", manifest.part(PartRole.EMBED).name)
+        assertEquals("segment_002", manifest.part(PartRole.SEGMENT, 2).name)
+        assertFailsWith<NoSuchElementException> { manifest.part(PartRole.LOOKAHEAD, 0) }
+    }
+
+    private fun assertSays(expected: String, message: String) = assertTrue(expected in message, "'$expected' in '$message'")
+
+    @Test
+    fun `keys and types`() {
+        assertSays("document: ", problem(1, "colour"))
+        assertSays("colour", problem(1, "colour"))
+        assertSays("expert_layers.0: Encountered an unknown key", problem(1, "expert_layers", 0, "colour"))
+        assertSays("colour", problem(1, "expert_layers", 0, "colour"))
+        assertSays("model.hidden_size: required, but missing", problem(null as JsonElement?, "model", "hidden_size"))
+        assertSays("producer: required, but missing", problem(null as JsonElement?, "producer"))
+        assertSays("parts.1.inputs.0.dtype: required, but missing", problem(null as JsonElement?, "parts", 1, "inputs", 0, "dtype"))
+        assertSays("model.num_experts", problem("many", "model", "num_experts"))
+        assertSays("model.hidden_size", problem(1.5, "model", "hidden_size"))
+        assertSays("model.hidden_size: -1, expected 1 to", problem(-1, "model", "hidden_size"))
+        assertSays("model.hidden_size", problem(1L shl 40, "model", "hidden_size"))
+        assertSays("parts.0.role", problem("middle", "parts", 0, "role"))
+        assertSays("dimension true of a shape", problem(JsonPrimitive(true), "parts", 0, "inputs", 0, "shape", 0))
+        assertSays("quantization.expert_bits: 5, expected one of 2, 4, 8, 32", problem(5, "quantization", "expert_bits"))
+        assertSays("onnxruntime_at_least: 'new' is not a version", problem("new", "onnxruntime_at_least"))
+        assertSays("expert_layers: empty", problem(JsonArray(emptyList()), "expert_layers"))
+    }
+
+    @Test
+    fun versions() {
+        assertSays("format_version is 2, this lesonnx reads 1; export again", problem(2, "format_version"))
+        assertSays("format_version is 0", problem(0, "format_version"))
+        assertSays("format_version", problem(JsonNull, "format_version"))
+    }
+
+    @Test
+    fun `paths stay inside`() {
+        val paths = listOf("../embed.onnx", "/tmp/x.pack", "C:x.pack", "a\\b", "", "a/../../b", "a\u0000b")
+        for (path in paths) {
+            assertSays("parts.0.path: path '$path' must be relative", problem(path, "parts", 0, "path"))
+            assertSays("expert_layers.0.pack", problem(path, "expert_layers", 0, "pack"))
+            assertSays("expert_kinds.0.stage", problem(path, "expert_kinds", 0, "stage"))
+            val files = JsonObject(mapOf("json_path" to JsonPrimitive(path)))
+            assertSays("tokenizer.json_path", problem(files, "tokenizer"))
+        }
+    }
+
+    @Test
+    fun references() {
+        assertSays("names part 'segment_9', which is not there", problem("segment_9", "states", 0, "part"))
+        assertSays("is not [1, heads, 'S', size]", problem(7, "states", 0, "shape", 2))
+        assertSays("two parts have one name", problem("embed", "parts", 1, "name"))
+        assertSays("exactly one head part", problem("lookahead", "parts", -1, "role"))
+        assertSays("every MoE layer needs its segment", problem(7, "parts", 1, "layer_idx"))
+        assertSays("names expert kind 9 of 2", problem(9, "expert_layers", 1, "kind"))
+        assertSays("num_experts_per_tok is 99, the model's is", problem(99, "expert_layers", 0, "num_experts_per_tok"))
+        assertSays("experts a token of", problem(1, "model", "num_experts"))
+    }
+
+    @Test
+    fun `shapes of experts`() {
+        assertSays("expert_kinds.0: up_proj is [3,64], expected", problem(3, "expert_kinds", 0, "up_proj", "rows"))
+        assertSays("beyond the expert's 64", problem(64, "expert_kinds", 0, "length_bytes"))
+        assertSays("block_size and scales belong to", problem(32, "expert_kinds", 0, "up_proj", "bits"))
+        assertSays("expert_kinds.0.hidden_size", problem(Long.MAX_VALUE, "expert_kinds", 0, "hidden_size"))
+        val vast = document.with(listOf("expert_kinds", 0, "hidden_size"), JsonPrimitive(1L shl 47))
+            .with(listOf("expert_kinds", 0, "gate_proj", "columns"), JsonPrimitive(1L shl 47))
+        assertSays("beyond the expert's", problem(vast.toString()))
+    }
+
+    @Test
+    fun `chat formats`() {
+        fun format(role: String) = Json.parseToJsonElement(
+            """{"chat_format":{"start":"","messages":{"$role":{"prefix":"<","suffix":">"}},"answer":"!"}}""",
+        )
+        val manifest = BundleManifest.parse(document.with(listOf("tokenizer"), format("user")).toString())
+        assertEquals("<Hi>!", manifest.tokenizer!!.chatFormat!!.render(listOf(ChatMessage(ChatRole.USER, "Hi"))))
+        assertSays("tokenizer.chat_format", problem(document.with(listOf("tokenizer"), format("tool")).toString()))
+    }
+
+    @Test
+    fun `documents that are none`() {
+        val nested = "[".repeat(100_000)
+        for (bad in listOf("", "{", "[]", "null", "3", nested, """{"format_version":1,"parts":$nested""")) problem(bad)
+        for (length in text.indices step 37) problem(text.substring(0, length))
+        assertSays("alpha", problem(text.replaceFirst(Regex("\"alpha\": ?[0-9.]+"), "\"alpha\": NaN")))
+    }
+}

@@ -1,0 +1,162 @@
+"""Makes what the Kotlin and Swift tests compare with: bundles, and what the Python runner gives for them.
+
+    python tools/make_mobile_fixtures.py build/mobile --onnxruntime 1.24.2 --onnxruntime 1.29.0
+
+Bits depend on ONNX Runtime's version and on the processor, so they are made where the tests run. Besides the installed
+version, references are made with each version named, which is put beside the installed one for that run alone.
+Nothing is made twice: delete the folder to make it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLES = {
+    "sample-int4": ("lesonnx/sample", "4"),
+    "qwen3_moe-float": ("tests/data/checkpoints/qwen3_moe", "32"),
+    "qwen2_moe-float": ("tests/data/checkpoints/qwen2_moe", "32"),
+    "qwen2_moe-int4": ("tests/data/checkpoints/qwen2_moe", "4"),
+}
+NUM_THREADS = 2
+NUM_TOKENS = 40
+PROMPT = "In the beginning God created"
+SAMPLED = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 12345}
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two spaces before, and after  ",
+    "line one\nline two\r\n\ttabbed\n\n\nthree",
+    "don't WON'T it's we'll I've",
+    "1234567890 3.14159 0x1F 10,000",
+    "naïve café Übergröße ﬁ ½ €",
+    "日本語のテキスト 中文字符 한국어",
+    "עברית العربية हिन्दी ไทย",
+    "emoji 👩‍👩‍👧‍👦 🇪🇺 ✈️",
+    "combining e\u0301 a\u0308\u0323",
+    "def f(x):\n    return {'a': [x, x**2]}  # code",
+    "\u0000 control \u0007 and \ufeff bom \u200b zero width",
+    "<|endoftext|> <s> </s> [INST]",
+    "a" * 300,
+    PROMPT,
+]
+
+
+def export_bundles(out: Path) -> None:
+    """The bundles that are not there yet."""
+    from lesonnx_export.exporter import ExportOptions, export_bundle
+
+    for name, (checkpoint, bits) in BUNDLES.items():
+        target = out / "bundles" / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            export_bundle(ROOT / checkpoint, target, ExportOptions(bits=int(bits)))  # type: ignore[arg-type]
+
+
+def run_case(bundle: Path, engine: str, prompt: str | list[int], sampling: dict[str, Any] | None) -> dict[str, Any]:
+    """Tokens and logits of one generation, step by step."""
+    import numpy as np
+
+    import lesonnx
+    from lesonnx.sampling import Sampler, SamplingOptions
+
+    with lesonnx.load(bundle, engine=engine, num_threads=NUM_THREADS) as model:
+        prompt_ids = model.encode(prompt)
+        sampler = Sampler(SamplingOptions(**(sampling or {})))
+        sampler.accept_all(prompt_ids)
+        logits = [model.runner.prefill(prompt_ids)]
+        token_ids: list[int] = []
+        while True:
+            token = sampler.sample(logits[-1])
+            sampler.accept(token)
+            token_ids.append(token)
+            if len(token_ids) == NUM_TOKENS:
+                break
+            logits.append(model.runner.step([token], [0])[0])
+        text = model.tokenizer.decode(token_ids) if model.tokenizer else None
+    return {
+        "engine": engine,
+        "prompt": prompt if isinstance(prompt, str) else None,
+        "prompt_ids": prompt_ids,
+        "token_ids": token_ids,
+        "sampling": sampling,
+        "text": text,
+        "logits": np.stack(logits).astype("<f4"),
+    }
+
+
+def write_references(out: Path) -> None:
+    """The references of the ONNX Runtime that this process imports."""
+    import onnxruntime
+
+    from lesonnx.bundle import Bundle
+    from lesonnx.tokenizer import Tokenizer
+
+    version = onnxruntime.__version__
+    folder = out / "reference"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in BUNDLES:
+        target = folder / f"{name}.{version}.json"
+        if target.exists():
+            continue
+        bundle = Bundle(out / "bundles" / name)
+        files = bundle.manifest.tokenizer
+        tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
+        prompt: str | list[int] = PROMPT if tokenizer else [(7 * i * i + 3) % 199 for i in range(23)]
+        cases = []
+        for engine in ("kernel", "session"):
+            for kind, sampling in (("greedy", None), ("sampled", SAMPLED)):
+                case = {"name": f"{kind}-{engine}"} | run_case(bundle.directory, engine, prompt, sampling)
+                logits = case.pop("logits")
+                case["logits"] = f"{name}.{version}.{case['name']}.f32"
+                case["logits_shape"] = list(logits.shape)
+                (folder / case["logits"]).write_bytes(logits.tobytes())
+                cases.append(case)
+        document = {
+            "onnxruntime": version,
+            "bundle": name,
+            "num_threads": NUM_THREADS,
+            "prefill_chunk_tokens": bundle.manifest.prefill_chunk_tokens,
+            "expert_budget_bytes": {
+                "least": bundle.least_budget_bytes,
+                "quarter": max(bundle.least_budget_bytes, bundle.expert_bytes // 4),
+                "all": bundle.expert_bytes,
+            },
+            "cases": cases,
+            "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
+            if tokenizer
+            else [],
+        }
+        target.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--onnxruntime", action="append", default=[], metavar="VERSION")
+    parser.add_argument("--references-only", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    out: Path = arguments.out.resolve()
+    if not arguments.references_only:
+        export_bundles(out)
+    write_references(out)
+    for version in arguments.onnxruntime:
+        beside = out / "onnxruntime" / version
+        if not (beside / "onnxruntime").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(beside)]
+            subprocess.run([*pip, f"onnxruntime=={version}"], check=True)
+        paths = [str(beside), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        again = [sys.executable, __file__, str(out), "--references-only"]
+        subprocess.run(again, check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()
