@@ -69,5 +69,7 @@ class AppModels(context: Context, platform: Platform) {
     }
 
     /** Android has asked for memory; [TrimCallbacks] gives it, this says so. */
-    fun trimmed(level: Int) = telemetry.event("Android asked for memory (level $level): experts gave some back")
+    fun trimmed(level: Int) {
+        if (host.state.value is HostState.Ready) telemetry.event("Android asked for memory (level $level): experts gave some back")
+    }
 }

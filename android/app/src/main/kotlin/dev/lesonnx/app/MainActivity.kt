@@ -26,6 +26,7 @@ import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.SupervisorJob
 import kotlinx.coroutines.cancel
+import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.combine
 import kotlinx.coroutines.launch
 
@@ -61,7 +62,13 @@ class MainActivity : Activity() {
 
         scope.launch { combine(models.bundles.state, models.host.state, ::Pair).collect { (state, host) -> bundles.render(state, host) } }
         scope.launch { combine(models.chat.state, models.host.state, ::Pair).collect { (state, host) -> chat.render(state, host) } }
-        scope.launch { models.telemetry.state.collect(telemetry::render) }
+        scope.launch {
+            models.telemetry.state.collect { state ->
+                telemetry.render(state)
+                // Tokens may come faster than anyone can read; what came meanwhile is shown then.
+                delay(FIGURES_MS)
+            }
+        }
         scope.launch {
             combine(models.benchmark.state, models.host.state, ::Pair).collect { (state, host) -> benchmark.render(state, host) }
         }
@@ -158,6 +165,7 @@ class MainActivity : Activity() {
 
     private companion object {
         const val TAB = "tab"
+        const val FIGURES_MS = 100L
         const val PICK_FOLDER = 1
         const val PICK_ZIP = 2
     }

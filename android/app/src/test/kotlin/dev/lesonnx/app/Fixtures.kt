@@ -10,7 +10,9 @@ object Fixtures {
     private val mobile = System.getenv("LESONNX_MOBILE")?.let(::File) ?: File(root, "build/mobile")
 
     /** A trained model of 8 million parameters, experts in 4 bits. */
-    val sample: File = File(mobile, "bundles/sample-int4").also { check(it.isDirectory) { "$it: no such bundle; run tools/make_mobile_fixtures.py" } }
+    val sample: File = File(mobile, "bundles/sample-int4").also {
+        check(it.isDirectory) { "$it: no such bundle; run tools/make_mobile_fixtures.py" }
+    }
 
     val kernel: Path = (System.getenv("LESONNX_LIBRARY")?.let(::File) ?: File(root, "lesonnx/native/liblesonnx.so")).toPath()
 

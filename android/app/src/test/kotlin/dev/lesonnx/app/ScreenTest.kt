@@ -11,7 +11,9 @@ import android.widget.EditText
 import android.widget.TextView
 import dev.lesonnx.DirectReader
 import dev.lesonnx.Platform
-import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.launch
 import org.junit.After
 import org.junit.Assert.assertTrue
 import org.junit.runner.RunWith
@@ -24,6 +26,7 @@ import org.robolectric.annotation.GraphicsMode
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
+import java.time.Duration
 import java.util.concurrent.TimeUnit
 import java.util.concurrent.locks.LockSupport
 import java.util.concurrent.locks.ReentrantLock
@@ -104,11 +107,14 @@ abstract class ScreenTest {
     @After
     fun closeAll() {
         app.gate.open()
-        runBlocking { app.models.host.close() }
+        // What uses the model ends on the main thread, which must not wait meanwhile.
+        val closing = CoroutineScope(Dispatchers.Default).launch { app.models.host.close() }
+        waitUntil("the model is freed") { closing.isCompleted }
         controller?.close()
     }
 
-    protected fun idle() = shadowOf(Looper.getMainLooper()).idle()
+    /** Lets the main thread do what is due, and a moment pass for it. */
+    protected fun idle() = shadowOf(Looper.getMainLooper()).idleFor(Duration.ofMillis(20))
 
     /** Lets the main thread work until [isDone]; fails after a minute. */
     protected fun waitUntil(what: String, isDone: () -> Boolean) {
@@ -116,7 +122,7 @@ abstract class ScreenTest {
         while (true) {
             idle()
             if (isDone()) return
-            assertTrue("waited a minute for: $what; on the screen: ${texts()}", System.nanoTime() < end)
+            assertTrue("waited a minute for: $what; on the screen: ${controller?.let { texts() }}", System.nanoTime() < end)
             LockSupport.parkNanos(1_000_000)
         }
     }

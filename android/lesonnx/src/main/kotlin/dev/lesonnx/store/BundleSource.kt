@@ -17,7 +17,9 @@ fun interface BundleSource {
 /** A directory. Links are not followed. */
 class DirectorySource(private val directory: Path) : BundleSource {
     override suspend fun files(visit: suspend (SourceFile) -> Unit) {
-        val paths = Files.walk(directory).use { all -> all.filter { Files.isRegularFile(it) && !Files.isSymbolicLink(it) }.toList() }
+        val paths = Files.walk(directory).use { all ->
+            all.iterator().asSequence().filter { Files.isRegularFile(it) && !Files.isSymbolicLink(it) }.toList()
+        }
         for (path in paths.sorted()) {
             val relative = directory.relativize(path).joinToString("/")
             visit(SourceFile(relative) { Files.newInputStream(path) })

@@ -8,6 +8,7 @@ import java.io.IOException
 import java.io.InputStream
 import java.net.HttpURLConnection
 import java.net.URL
+import java.util.concurrent.atomic.AtomicBoolean
 
 private const val CONNECT_TIMEOUT_MS = 15_000
 private const val READ_TIMEOUT_MS = 20_000
@@ -22,12 +23,14 @@ private const val HTTP_RANGE_NOT_SATISFIABLE = 416
  */
 internal suspend fun <T> openHttp(url: URL, offset: Long, body: suspend (InputStream, Long) -> T): T = coroutineScope {
     val connection = url.openConnection() as? HttpURLConnection ?: throw BundleError("$url: expected an address of http or https")
-    // A read blocks its thread; only closing the connection from another one can end it.
+    val isRead = AtomicBoolean()
+    // A read blocks its thread; only closing the connection from another one can end it. One that was read to its end stays open
+    // for the next file.
     val closer = launch {
         try {
             awaitCancellation()
         } finally {
-            connection.disconnect()
+            if (!isRead.get()) connection.disconnect()
         }
     }
     try {
@@ -37,7 +40,7 @@ internal suspend fun <T> openHttp(url: URL, offset: Long, body: suspend (InputSt
         connection.setRequestProperty("Accept-Encoding", "identity")
         if (offset > 0) connection.setRequestProperty("Range", "bytes=$offset-")
         val start = startOf(connection, url, offset)
-        connection.inputStream.use { body(it, start) }
+        connection.inputStream.use { body(it, start) }.also { isRead.set(true) }
     } finally {
         closer.cancel()
     }

@@ -22,6 +22,7 @@ import kotlinx.coroutines.flow.update
 import kotlinx.coroutines.launch
 import kotlinx.coroutines.withContext
 import java.io.IOException
+import java.util.concurrent.atomic.AtomicLong
 
 /** A bundle of the store, with how it fits this device; [fit] is null where it cannot be opened. */
 data class BundleItem(val stored: StoredBundle, val fit: FitCheck?)
@@ -113,13 +114,19 @@ class BundlesModel(
 
     private fun arrive(name: String, isDownload: Boolean, work: suspend ((Long, Long?) -> Unit) -> StoredBundle) {
         if (arriving?.isActive == true) return
+        val lastShown = AtomicLong()
         mutableState.update { it.copy(arrival = ArrivalState(name, isDownload, 0, null), problem = null) }
         arriving = scope.launch {
             try {
                 attempt {
                     withContext(io) {
                         work { done, total ->
-                            mutableState.update { it.copy(arrival = ArrivalState(name, isDownload, done, total)) }
+                            // Blocks come by the thousand a second, from several threads.
+                            val now = System.nanoTime()
+                            val last = lastShown.get()
+                            if (now - last >= PROGRESS_NS && lastShown.compareAndSet(last, now)) {
+                                mutableState.update { it.copy(arrival = ArrivalState(name, isDownload, done, total)) }
+                            }
                         }
                     }
                 }
@@ -179,5 +186,9 @@ class BundlesModel(
     } catch (error: IOException) {
         mutableState.update { it.copy(problem = error.message ?: error.toString()) }
         null
+    }
+
+    private companion object {
+        const val PROGRESS_NS = 50_000_000L
     }
 }

@@ -20,7 +20,13 @@ import java.util.Locale
 enum class Author { USER, MODEL }
 
 /** A message on the screen. [note] is a line under it: how fast it came, or that it was stopped. */
-data class Message(val author: Author, val text: String, val note: String? = null, val isGrowing: Boolean = false, val isError: Boolean = false)
+data class Message(
+    val author: Author,
+    val text: String,
+    val note: String? = null,
+    val isGrowing: Boolean = false,
+    val isError: Boolean = false,
+)
 
 /** What the chat screen shows beside the host's state. */
 data class ChatState(val messages: List<Message> = emptyList(), val isGenerating: Boolean = false)
@@ -45,7 +51,8 @@ class ChatModel(
     fun send(text: String) {
         if (text.isBlank() || mutableState.value.isGenerating) return
         val history = mutableState.value.messages
-        mutableState.value = ChatState(history + Message(Author.USER, text) + Message(Author.MODEL, "", isGrowing = true), isGenerating = true)
+        val begun = history + Message(Author.USER, text) + Message(Author.MODEL, "", isGrowing = true)
+        mutableState.value = ChatState(begun, isGenerating = true)
         generating = scope.launch {
             try {
                 val answered = host.use { model -> answer(model, history, text) }

@@ -44,6 +44,7 @@ class BundlesScreen(
             setPadding(paddingLeft, paddingTop, paddingRight, theme.dp(24))
         },
     )
+    private var arriving: ArrivalCard? = null
     private var shown: Pair<BundlesState, HostState>? = null
 
     val view: View = theme.column(
@@ -69,7 +70,7 @@ class BundlesScreen(
         val before = shown
         shown = state to host
         if (before?.first?.problem != state.problem || before?.second != host) showProblem(state, host)
-        if (before?.first?.arrival != state.arrival) arrival.show(listOfNotNull(state.arrival?.let(::arrivalCard)))
+        showArrival(state.arrival)
         if (before == null || before.first.look != state.look || before.first.arrival != state.arrival) {
             look.show(listOfNotNull(state.look?.let { lookCard(it, state.arrival == null) }))
             if (state.look?.fit != null) scroll.post { scroll.scrollTo(0, scroll.getChildAt(0).height) }
@@ -136,23 +137,36 @@ class BundlesScreen(
         ),
     )
 
-    private fun arrivalCard(state: ArrivalState): View {
-        val total = state.totalBytes
-        val bar = ShareBar(theme).apply { show(if (total == null || total == 0L) 0f else state.doneBytes.toFloat() / total) }
-        val done = formatBytes(state.doneBytes)
-        val text = if (total == null) "$done copied" else "$done of ${formatBytes(total)}"
-        return theme.card(
+    /** The card stays while its figures change: a new one would lose the finger on its button. */
+    private fun showArrival(state: ArrivalState?) {
+        if (arriving?.name != state?.name) {
+            arriving = state?.let { ArrivalCard(it.name, it.isDownload) }
+            arrival.show(listOfNotNull(arriving?.view))
+        }
+        if (state != null) arriving?.show(state)
+    }
+
+    /** A bundle on its way in. */
+    private inner class ArrivalCard(val name: String, isDownload: Boolean) {
+        private val bar = ShareBar(theme)
+        private val figures = theme.quiet("")
+        val view: View = theme.card(
             theme.row(
-                theme.text(state.name, Type.HEADING).share(),
-                theme.chip(if (state.isDownload) "Downloading" else "Copying", Tone.ACCENT),
+                theme.text(name, Type.HEADING).share(),
+                theme.chip(if (isDownload) "Downloading" else "Copying", Tone.ACCENT),
                 gap = 8,
             ),
-            *listOfNotNull(bar.takeIf { total != null }).toTypedArray(),
-            theme.row(
-                theme.quiet(text).share(),
-                theme.button(if (state.isDownload) "Pause" else "Cancel") { model.cancelArrival() },
-            ),
+            bar,
+            theme.row(figures.share(), theme.button(if (isDownload) "Pause" else "Cancel") { model.cancelArrival() }),
         )
+
+        fun show(state: ArrivalState) {
+            val total = state.totalBytes
+            bar.visibility = if (total == null) View.GONE else View.VISIBLE
+            if (total != null && total > 0) bar.show(state.doneBytes.toFloat() / total)
+            val done = formatBytes(state.doneBytes)
+            figures.text = if (total == null) "$done copied" else "$done of ${formatBytes(total)}"
+        }
     }
 
     private fun lookCard(state: LookState, canDownload: Boolean): View {

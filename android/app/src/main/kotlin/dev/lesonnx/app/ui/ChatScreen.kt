@@ -121,7 +121,7 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
         init {
             val isUser = author == Author.USER
             val side = theme.dp(48)
-            sheet.layoutParams = LinearLayout.LayoutParams(LinearLayout.LayoutParams.WRAP_CONTENT, LinearLayout.LayoutParams.WRAP_CONTENT).apply {
+            sheet.layoutParams = narrow().apply {
                 gravity = if (isUser) Gravity.END else Gravity.START
                 if (isUser) leftMargin = side else rightMargin = theme.dp(16)
             }

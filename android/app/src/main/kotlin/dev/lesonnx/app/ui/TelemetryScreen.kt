@@ -26,9 +26,11 @@ class TelemetryScreen(private val theme: Theme) {
         theme.card(theme.text("Since the bundle was loaded", Type.HEADING), totals, gap = 12),
         gap = 12,
     )
-    private val empty = theme.emptyState(Icon.PULSE, "Nothing measured yet", "Every token that the model generates leaves its figures here.").apply {
-        layoutParams = fillHeight()
-    }
+    private val empty = theme.emptyState(
+        Icon.PULSE,
+        "Nothing measured yet",
+        "Every token that the model generates leaves its figures here.",
+    ).apply { layoutParams = fillHeight() }
 
     val view: View = theme.column(
         theme.header("Telemetry", theme.quiet("The last tokens, the newest at the right")),
@@ -77,7 +79,8 @@ class TelemetryScreen(private val theme: Theme) {
                     background = theme.rounded(inks[place], 5)
                     layoutParams = LinearLayout.LayoutParams(theme.dp(10), theme.dp(10))
                 }
-                theme.row(dot, theme.quiet(name).share(), theme.text("${fixed(ms, 2)} ms", Type.SMALL).apply { typeface = theme.strong }, gap = 10)
+                val figure = theme.text("${fixed(ms, 2)} ms", Type.SMALL).apply { typeface = theme.strong }
+                theme.row(dot, theme.quiet(name).share(), figure, gap = 10)
             },
         )
     }
