@@ -1,6 +1,7 @@
 package dev.lesonnx
 
 import java.io.IOException
+import java.nio.ByteBuffer
 import java.nio.charset.CharacterCodingException
 import java.nio.file.FileSystemException
 import java.nio.file.Files
@@ -8,6 +9,7 @@ import java.nio.file.NoSuchFileException
 import java.nio.file.Path
 import java.security.MessageDigest
 import java.util.Locale
+import java.util.stream.Collectors
 import kotlin.io.path.isDirectory
 import kotlin.io.path.isRegularFile
 import kotlin.io.path.name
@@ -158,7 +160,7 @@ class Bundle(val directory: Path) {
             // A link to a directory is not walked into: it counts as a file, one that nobody named.
             paths.filter { Files.isSymbolicLink(it) || !Files.isDirectory(it) }
                 .map { path -> realDirectory.relativize(path).joinToString("/") }
-                .toList()
+                .collect(Collectors.toList())
         }
         val unnamed = (present - entries.keys - Checksums.FILE).minOrNull()
         if (unnamed != null) throw BundleError("${directory.resolve(unnamed)}: is not named in checksums.json")
@@ -201,7 +203,8 @@ class Bundle(val directory: Path) {
 
 /** A text file of a bundle, in UTF-8; BundleError where it cannot be read or is none. */
 internal fun readText(path: Path): String = try {
-    Files.readString(path)
+    // Not Files.readString, which Android has from API 33 on only.
+    Charsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(Files.readAllBytes(path))).toString()
 } catch (_: CharacterCodingException) {
     throw BundleError("$path: not readable: it is not text in UTF-8")
 } catch (error: IOException) {

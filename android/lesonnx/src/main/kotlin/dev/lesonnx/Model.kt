@@ -8,6 +8,7 @@ import kotlinx.coroutines.flow.FlowCollector
 import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.yield
 import java.nio.file.Path
 import java.util.concurrent.ExecutionException
 import java.util.concurrent.RejectedExecutionException
@@ -33,6 +34,9 @@ class Model private constructor(
 
     /** The generation that may run; touched on the model's thread only. */
     private var owner: Generation.Progress? = null
+
+    /** Whether everything is freed; touched on the model's thread only, where a generation may still wait for its turn. */
+    private var isFreed = false
 
     /** The expert budget when the model was loaded; the system's pressure may hold less of it. */
     val expertBudgetBytes: Long = runner.loader.expertBudgetBytes
@@ -91,6 +95,7 @@ class Model private constructor(
         val stop = StopChecker(options.stop)
 
         // 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+        check(!isFreed) { "the model is closed" }
         owner = progress
         val reused = if (reuse) runner.commonTokens(promptIds) else 0
         progress.begin(reused)
@@ -118,7 +123,10 @@ class Model private constructor(
                 progress.finish(FinishReason.LENGTH)
                 break
             }
-            context.ensureActive()
+            // A collector that waits already lets emit go on without a pause: here what else was asked of this thread has its turn,
+            // a limit of the experts or closing, and a cancelled generation ends.
+            yield()
+            check(!isFreed) { "the model is closed" }
             check(owner === progress) { "another generation has begun with this model" }
             logits = runner.step(intArrayOf(token), LAST_ROW)
         }
@@ -150,6 +158,7 @@ class Model private constructor(
         check(!worker.areCalling) { "a model cannot be closed from its own thread" }
         val freed = try {
             worker.executor.submit {
+                isFreed = true
                 runner.close()
                 tokenizer?.close()
             }
@@ -184,8 +193,10 @@ class Model private constructor(
             val numThreads = options.numThreads ?: Runtime.getRuntime().availableProcessors()
             Ort.checkVersion(bundle.manifest.onnxruntimeAtLeast, Ort.environment(numThreads).version)
             val engine = makeEngine(options.engine, bundle, platform, numThreads)
+            val context = bundle.manifest.model.maxPositionEmbeddings
+            val chunk = minOf(options.prefillChunkTokens?.toLong() ?: bundle.manifest.prefillChunkTokens, context.toLong()).toInt()
             val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            val runner = closeOnError(loader) { Runner(bundle, loader, platform, options.prefillChunkTokens, numThreads) }
+            val runner = closeOnError(loader) { Runner(bundle, loader, platform, chunk, numThreads) }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 options.memoryBudgetBytes?.let(runner::boundMemory)

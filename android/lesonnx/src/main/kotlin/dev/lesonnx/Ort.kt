@@ -6,6 +6,8 @@ import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
 import java.nio.file.Path
+import java.util.concurrent.ExecutionException
+import java.util.concurrent.FutureTask
 
 /** ONNX Runtime as this library uses it: one pool of threads, session options, version check. It knows no bundle. Thread-safe. */
 internal object Ort {
@@ -19,20 +21,30 @@ internal object Ort {
     @Synchronized
     fun environment(numThreads: Int): OrtEnvironment {
         if (poolThreads == 0) {
-            poolThreads = OrtEnvironment.ThreadingOptions().use { options ->
-                options.setGlobalIntraOpNumThreads(numThreads)
-                options.setGlobalInterOpNumThreads(1)
-                // Spinning threads would take the processor from the reading ones, and from whatever else runs.
-                options.setGlobalSpinControl(false)
-                try {
-                    OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, "lesonnx", options)
-                    numThreads
-                } catch (_: IllegalStateException) {
-                    NO_POOL
-                }
+            // ONNX Runtime 1.29 matches a pattern against the command line, recursing with every character of it: a prompt of 4 kB
+            // among the arguments overflows the usual stack, which ends the process without a word.
+            val made = FutureTask { makePool(numThreads) }
+            Thread(null, made, "lesonnx environment", STACK_BYTES).start()
+            poolThreads = try {
+                made.get()
+            } catch (error: ExecutionException) {
+                throw error.cause ?: error
             }
         }
         return OrtEnvironment.getEnvironment()
+    }
+
+    private fun makePool(numThreads: Int): Int = OrtEnvironment.ThreadingOptions().use { options ->
+        options.setGlobalIntraOpNumThreads(numThreads)
+        options.setGlobalInterOpNumThreads(1)
+        // Spinning threads would take the processor from the reading ones, and from whatever else runs.
+        options.setGlobalSpinControl(false)
+        try {
+            OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, "lesonnx", options)
+            numThreads
+        } catch (_: IllegalStateException) {
+            NO_POOL
+        }
     }
 
     /** Throws [BundleError] where the ONNX Runtime at hand is older than a bundle needs. */
@@ -86,6 +98,9 @@ internal object Ort {
     }
 
     private const val NO_POOL = -1
+
+    // Enough for the longest single argument that Linux takes, 128 kB; what is not touched costs nothing.
+    private const val STACK_BYTES = 128L shl 20
 }
 
 /**

@@ -16,14 +16,12 @@ internal class Runner(
     val bundle: Bundle,
     val loader: ExpertLoader,
     private val platform: Platform,
-    prefillChunkTokens: Int?,
+    /** The chunk in which a prompt runs. */
+    val prefillChunkTokens: Int,
     numThreads: Int,
 ) : AutoCloseable {
     private val manifest = bundle.manifest
     private val vocabSize = manifest.model.vocabSize
-
-    /** The chunk in which a prompt runs. */
-    val prefillChunkTokens = prefillChunkTokens ?: minOf(manifest.prefillChunkTokens, Int.MAX_VALUE.toLong()).toInt()
 
     /** Turns lookahead off where it does not pay; null leaves it on. */
     var governor: Governor? = null

@@ -42,16 +42,10 @@ class Scheduler(
     private val demand = IntList() // queued, in the order of loading
     private val wanted = IntList() // queued for lookahead, nearest layer first, then best rank; in order of loading
     private val ahead: BooleanArray // loaded or loading ahead of its layer's visit
-    private val loading: Array<LoadKind?> // of the loads under way
-    private var numLoading = 0
-    private val besideSpeculation: BooleanArray // a speculative load was under way when this demand load began
-    private val timed: BooleanArray // its read says how quick demand reads are
-    private var speculativeLoads = 0
+    private val loads: LoadsUnderWay
     private var speculativeBytes = 0L // queued and loading
     private val failedOnce: BooleanArray
     private var preload: Int
-
-    private enum class LoadKind { DEMAND, LOOKAHEAD }
 
     init {
         require(!(config.resident || config.lookahead) || config.retain) { "resident experts and lookahead need retain" }
@@ -72,9 +66,7 @@ class Scheduler(
         required = BooleanArray(count)
         computing = BooleanArray(count)
         ahead = BooleanArray(count)
-        loading = arrayOfNulls(count)
-        besideSpeculation = BooleanArray(count)
-        timed = BooleanArray(count)
+        loads = LoadsUnderWay(count)
         failedOnce = BooleanArray(count)
         preload = if (config.resident) 0 else count
     }
@@ -133,12 +125,13 @@ class Scheduler(
         }
         val shape = layers[layer]
         val first = first(layer)
-        if (!expertIds.all { names(it, shape) } || expertIds.all { it.isEmpty() }) {
+        val routing = Routing(shape, expertIds)
+        if (!routing.isPossible()) {
             throw ScheduleError(
                 "route of layer $layer: a row names up to ${shape.numExpertsPerTok} experts below ${shape.numExperts}",
             )
         }
-        val used = used(shape, expertIds)
+        val used = routing.used()
         for (expertIdx in used) required[first + expertIdx] = true
         numRequired = used.size
         if (shape.sharedCostBytes > 0) {
@@ -163,25 +156,6 @@ class Scheduler(
         return advance(actions)
     }
 
-    private fun names(row: IntArray, shape: LayerShape): Boolean {
-        if (row.size > shape.numExpertsPerTok) return false
-        for (i in row.indices) {
-            if (row[i] !in 0 until shape.numExperts) return false
-            for (j in 0 until i) if (row[j] == row[i]) return false
-        }
-        return true
-    }
-
-    /** One row keeps the router's order, strongest first; several load in the order of the pack. */
-    private fun used(shape: LayerShape, expertIds: Array<IntArray>): IntArray {
-        if (expertIds.size == 1) return expertIds[0].copyOf()
-        val isUsed = BooleanArray(shape.numExperts)
-        for (row in expertIds) for (expertIdx in row) isUsed[expertIdx] = true
-        val used = IntList(shape.numExperts)
-        for (expertIdx in isUsed.indices) if (isUsed[expertIdx]) used.add(expertIdx)
-        return used.toIntArray()
-    }
-
     private fun require(expert: Int, actions: MutableList<Action>) {
         when (state[expert]) {
             ExpertState.RESIDENT -> {
@@ -190,9 +164,8 @@ class Scheduler(
             }
             ExpertState.LOADING -> {
                 counters.late++
-                if (loading[expert] == LoadKind.LOOKAHEAD) {
-                    noLongerSpeculative(expert)
-                    loading[expert] = LoadKind.DEMAND
+                if (loads.promote(expert)) {
+                    speculativeBytes -= residency.cost[expert]
                     actions.add(Action.Promote(expert))
                 }
             }
@@ -232,9 +205,10 @@ class Scheduler(
         endLoad(expert)
         state[expert] = ExpertState.RESIDENT
         failedOnce[expert] = false
-        if (timed[expert]) {
-            timed[expert] = false
-            lookahead.demandRead(residency.cost[expert], readUs, besideSpeculation[expert])
+        val timing = loads.takeTiming(expert)
+        if (timing != LoadsUnderWay.Timing.NONE) {
+            val beside = timing == LoadsUnderWay.Timing.BESIDE_SPECULATION
+            lookahead.demandRead(residency.cost[expert], readUs, beside)
         }
         val actions = ArrayList<Action>()
         if (required[expert]) ready.add(expert) else letGo(expert, actions)
@@ -248,7 +222,6 @@ class Scheduler(
      */
     fun loadFailed(expert: Int): List<Action> {
         val kind = endLoad(expert)
-        timed[expert] = false // a read that was repeated says nothing of speed
         if (kind == LoadKind.LOOKAHEAD) {
             free(expert)
             return advance(arrayListOf(Action.Cancel(expert)))
@@ -259,7 +232,7 @@ class Scheduler(
             throw LoadError("expert ${expert - first(layer)} of MoE layer $layer could not be read, twice")
         }
         failedOnce[expert] = true
-        beginLoad(expert, LoadKind.DEMAND)
+        loads.repeat(expert)
         return listOf(Action.Load(expert, false, slab(expert), offsetBytes(expert)))
     }
 
@@ -331,7 +304,7 @@ class Scheduler(
     /** Start what may start, then give out what is ready; the common end of every event. */
     private fun advance(actions: MutableList<Action>): List<Action> {
         startLoads(actions)
-        val complete = config.computeFirst || ready.size == numRequired || numLoading == 0
+        val complete = config.computeFirst || ready.size == numRequired || loads.count == 0
         if (ready.size > 0 && numComputing == 0 && complete) {
             val batch = ready.toIntArray()
             ready.clear()
@@ -343,12 +316,12 @@ class Scheduler(
     }
 
     private fun startLoads(actions: MutableList<Action>) {
-        while (numLoading < config.maxLoads) {
+        while (loads.count < config.maxLoads) {
             if (demand.size > 0) {
                 // Everything in memory may be required: then wait until some of it is computed.
                 if (!start(demand[0], NONE, LoadKind.DEMAND, actions)) return
                 demand.removeAt(0)
-            } else if (wanted.size > 0 && speculativeLoads < config.lookaheadLoads) {
+            } else if (wanted.size > 0 && loads.numSpeculative < config.lookaheadLoads) {
                 val expert = wanted[0]
                 // Strictly more in value: a prediction must not push out its equal, loaded a moment ago.
                 if (start(expert, residency.entry[expert] and INDEX_MASK.inv(), LoadKind.LOOKAHEAD, actions)) {
@@ -373,39 +346,24 @@ class Scheduler(
         if (victim > -NONE) evict((victim and INDEX_MASK).toInt(), actions)
         residency.take(expert)
         state[expert] = ExpertState.LOADING
-        beginLoad(expert, kind)
+        loads.begin(expert, kind)
         val speculative = kind == LoadKind.LOOKAHEAD
         if (speculative) {
-            speculativeLoads++
             ahead[expert] = true
             counters.lookaheadLoads++
             counters.lookaheadBytes += residency.cost[expert]
         } else {
             counters.demandBytes += residency.cost[expert]
-            timed[expert] = true
-            besideSpeculation[expert] = speculativeLoads > 0
         }
         actions.add(Action.Load(expert, speculative, slab(expert), offsetBytes(expert)))
         return true
     }
 
-    private fun beginLoad(expert: Int, kind: LoadKind) {
-        loading[expert] = kind
-        numLoading++
-    }
-
     /** Take the expert off the loads under way. */
     private fun endLoad(expert: Int): LoadKind {
-        val kind = loading.getOrNull(expert) ?: throw ScheduleError("expert $expert is not being loaded")
-        loading[expert] = null
-        numLoading--
-        if (kind == LoadKind.LOOKAHEAD) noLongerSpeculative(expert)
+        val kind = loads.end(expert)
+        if (kind == LoadKind.LOOKAHEAD) speculativeBytes -= residency.cost[expert]
         return kind
-    }
-
-    private fun noLongerSpeculative(expert: Int) {
-        speculativeLoads--
-        speculativeBytes -= residency.cost[expert]
     }
 
     // ---- lookahead

@@ -10,7 +10,7 @@ import java.util.concurrent.Executors
 internal class Workers(name: String, numThreads: Int) : AutoCloseable {
     private val threads = Collections.synchronizedSet(HashSet<Thread>())
     val executor: ExecutorService = Executors.newFixedThreadPool(numThreads) { task ->
-        Thread(task, name).apply { isDaemon = true }.also(threads::add)
+        Thread(null, task, name, STACK_BYTES).apply { isDaemon = true }.also(threads::add)
     }
     val dispatcher: CoroutineDispatcher = executor.asCoroutineDispatcher()
 
@@ -20,5 +20,10 @@ internal class Workers(name: String, numThreads: Int) : AutoCloseable {
     override fun close() {
         executor.shutdown()
         threads.toList().forEach(Thread::join)
+    }
+
+    private companion object {
+        // ONNX Runtime runs on them, so they have what its own threads have; Java's would have 1 MB. What is not touched costs nothing.
+        const val STACK_BYTES = 8L shl 20
     }
 }

@@ -178,7 +178,12 @@ class ModelTest {
                     .associate { (place, level) -> place to level }
                 var count = 0
                 val loads = model.telemetry.loads
-                val tokens = model.generate(prompt, asReference).tokens.onEach { levels[count++]?.let(pressure::report) }.toList()
+                var least = before
+                val tokens = model.generate(prompt, asReference).tokens.onEach {
+                    least = minOf(least, counting.liveBytes.get())
+                    levels[count++]?.let(pressure::report)
+                }.toList()
+                if (engine == "kernel") assertTrue(least < before, "pressure takes effect while a text is being generated")
                 assertEquals(reference.case("greedy-$engine").tokenIds, tokens.mapNotNull { it.id })
                 assertTrue(model.telemetry.loads > loads, "what was evicted is read again")
 

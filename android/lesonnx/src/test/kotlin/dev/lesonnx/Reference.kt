@@ -102,8 +102,9 @@ internal fun openRunner(bundle: Bundle, options: LoadOptions, platform: Platform
     Ort.environment(REFERENCE_THREADS)
     val config = options.schedulerConfig()
     val engine = makeEngine(options.engine, bundle, platform, REFERENCE_THREADS)
+    val chunk = options.prefillChunkTokens ?: bundle.manifest.prefillChunkTokens.toInt()
     val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads)
-    return Runner(bundle, loader, platform, options.prefillChunkTokens, REFERENCE_THREADS)
+    return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS)
 }
 
 /** Whether logits are these, bit for bit; a failure names the first that is not. */
