@@ -1,0 +1,35 @@
+package dev.lesonnx.app
+
+import dev.lesonnx.jvm.JvmPlatform
+import java.io.File
+import java.nio.file.Path
+
+/** What `tools/make_mobile_fixtures.py` made, and the expert kernel as `make setup` builds it. */
+object Fixtures {
+    private val root: File = generateSequence(File("").absoluteFile) { it.parentFile }.first { File(it, "tests/data/traces").isDirectory }
+    private val mobile = System.getenv("LESONNX_MOBILE")?.let(::File) ?: File(root, "build/mobile")
+
+    /** A trained model of 8 million parameters, experts in 4 bits. */
+    val sample: File = File(mobile, "bundles/sample-int4").also {
+        check(it.isDirectory) { "$it: no such bundle; run tools/make_mobile_fixtures.py" }
+    }
+
+    val kernel: Path = (System.getenv("LESONNX_LIBRARY")?.let(::File) ?: File(root, "lesonnx/native/liblesonnx.so")).toPath()
+
+    val platform get() = JvmPlatform(kernel)
+
+    /** Copies the sample to [target]; with a chat format if [hasChat]. */
+    fun copySample(target: File, hasChat: Boolean = false): File {
+        sample.copyRecursively(target)
+        if (hasChat) {
+            val manifest = File(target, "manifest.json")
+            val format = """"chat_format": {"start": "", "messages": {"user": {"prefix": "", "suffix": "\n"},""" +
+                """ "assistant": {"prefix": "", "suffix": "\n"}}, "answer": ""}"""
+            val text = manifest.readText().replace(Regex("\"chat_format\": null,?\\s*"), "")
+            val changed = text.replace("\"tokenizer\": {", "\"tokenizer\": {\n  $format,")
+            check(changed != text) { "$manifest: has no tokenizer" }
+            manifest.writeText(changed)
+        }
+        return target
+    }
+}
