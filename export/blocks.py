@@ -272,8 +272,10 @@ class Step:
         original = self.graph.constant(rope.original_max_position_embeddings, "int32")
         return self.graph.op("Greater", self.graph.input(TOTAL_LENGTH, "int32", []), original)
 
-    def rotate(self, x: str, rope: Rope, num_heads: int, head_dim: int, *, interleaved: bool = False) -> str:
+    def rotate(self, x: str, rope: Rope | None, num_heads: int, head_dim: int, *, interleaved: bool = False) -> str:
         """Rotary embedding of the leading values of every head of [1,T,heads*size]: halves, or pairs, are rotated."""
+        if rope is None:
+            return x
         partial: dict[str, Any] = {"rotary_embedding_dim": rope.rotary_dim} if rope.rotary_dim < head_dim else {}
         return self.graph.op(
             "RotaryEmbedding", x, *self.rotary(rope), num_heads=num_heads, interleaved=int(interleaved), **partial

@@ -13,11 +13,21 @@ from lesonnx.errors import CheckpointError
 
 # One name for one thing, in the order in which spellings are tried.
 ALIASES: dict[str, tuple[str, ...]] = {
-    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"),
+    "num_experts": (
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "moe_num_primary_experts",
+    ),
+    "num_experts_per_tok": (
+        *("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts", "moe_num_active_primary_experts"),
+    ),
     "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
     "rms_norm_eps": ("rms_norm_eps", "norm_eps"),
 }
+# Families whose configs have no model_type: by their architecture.
+UNNAMED = {"SmallThinkerForCausalLM": "smallthinker"}
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
     {
@@ -51,6 +61,9 @@ class Config:
     @property
     def model_type(self) -> str:
         value = self.values.get("model_type")
+        architectures = self.values.get("architectures")
+        if value is None and isinstance(architectures, list):
+            value = next((UNNAMED[name] for name in architectures if name in UNNAMED), None)
         if not isinstance(value, str):
             raise CheckpointError(f"config.json: model_type must be a name, found {value!r}")
         return value

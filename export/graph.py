@@ -181,7 +181,7 @@ class Graph:
 
     def _without_identities(self) -> list[onnx.NodeProto]:
         """Rename what an output's Identity copies, where nothing forbids it, so that no run pays for a copy."""
-        given = {value.name for value in self.inputs} | {tensor.name for tensor in self.initializers}
+        given = {value.name for value in (*self.inputs, *self.outputs)} | {tensor.name for tensor in self.initializers}
         rename: dict[str, str] = {}
         kept = []
         for node in self.nodes:

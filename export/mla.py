@@ -62,7 +62,7 @@ class LatentAttention:
             scale=scale,
         )
 
-    def __call__(self, step: Step, layer_idx: int, x: str, rope: Rope) -> str:
+    def __call__(self, step: Step, layer_idx: int, x: str, rope: Rope | None) -> str:
         """Attention of normalised x [1,T,H]: [1,T,H]."""
         graph, heads, latent = step.graph, self.num_heads, self.kv_lora_rank
         nope, rotary = self.qk_nope_head_dim, self.qk_rope_head_dim

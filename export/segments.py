@@ -44,6 +44,8 @@ class PartBuilder:
         names = ["embed"]
         for place, layer_idx in enumerate(self.architecture.moe_layers):
             names.append(f"segment_{layer_idx:03d}")
+            if self.architecture.routes_before_mixing:
+                names.append(f"mixer_{layer_idx:03d}")
             if place:
                 names.append(f"lookahead_{layer_idx:03d}")
         return [*names, "head", *self.architecture.replays]
@@ -52,13 +54,15 @@ class PartBuilder:
         """Build the part of that name."""
         role, _, number = name.partition("_")
         step = Step(Graph(name, self.store), self.weights, self.precision)
-        layer_idx = int(number) if role in ("segment", "lookahead") else None
+        layer_idx = int(number) if role in ("segment", "mixer", "lookahead") else None
         if role == "replay":
             self.architecture.replays[name].replay(step)
         elif role == "embed":
             self._embed(step)
         elif role == "segment":
             self._segment(step, int(number))
+        elif role == "mixer":
+            self._mixer(step, int(number))
         elif role == "lookahead":
             self._lookahead(step, int(number))
         else:
@@ -89,18 +93,38 @@ class PartBuilder:
     def _segment(self, step: Step, layer_idx: int) -> None:
         architecture, graph = self.architecture, step.graph
         residual = self._enter(step, self._before(layer_idx), layer_idx)
-        residual = architecture.mixer(step, layer_idx, residual)
-        moe_input = architecture.moe_input(step, layer_idx, residual)
-        routing = architecture.route(step, layer_idx, architecture.router_input(step, layer_idx, residual, moe_input))
-        carried = architecture.carry(step, layer_idx, residual)
-        slots, experts, hidden = architecture.num_experts_per_tok, architecture.num_experts, architecture.hidden_size
-        graph.output(carried, "residual_out", "float32", [1, "T", architecture.residual_size])
-        graph.output(moe_input, "moe_input", "float32", ["T", hidden])
+        hidden, slots, experts = architecture.hidden_size, architecture.num_experts_per_tok, architecture.num_experts
+        if architecture.routes_before_mixing:
+            graph.output(residual, "residual_out", "float32", [1, "T", hidden])
+            routing = architecture.route(step, layer_idx, self._rows(step, residual))
+        else:
+            residual, moe_input = self._mix(step, layer_idx, residual)
+            router_input = architecture.router_input(step, layer_idx, residual, moe_input)
+            routing = architecture.route(step, layer_idx, router_input)
         graph.output(routing.ids, "topk_ids", "int64", ["T", slots])
         graph.output(routing.weights, "topk_weights_out", "float32", ["T", slots])
         if routing.shared_weights is not None:
             graph.output(routing.shared_weights, "shared_weights_out", "float32", ["T", 1])
         graph.output(routing.scores, "router_scores", "float32", ["T", experts])
+
+    def _mixer(self, step: Step, layer_idx: int) -> None:
+        """What comes between a router that speaks early and its experts."""
+        residual = step.graph.input("residual", "float32", [1, "T", self.architecture.hidden_size])
+        self._mix(step, layer_idx, residual)
+
+    def _mix(self, step: Step, layer_idx: int, residual: str) -> tuple[str, str]:
+        """Mix tokens, give what is carried on and what the experts see; both."""
+        architecture, graph = self.architecture, step.graph
+        residual = architecture.mixer(step, layer_idx, residual)
+        moe_input = architecture.moe_input(step, layer_idx, residual)
+        carried = architecture.carry(step, layer_idx, residual)
+        graph.output(carried, "residual_out", "float32", [1, "T", architecture.residual_size])
+        graph.output(moe_input, "moe_input", "float32", ["T", architecture.hidden_size])
+        return residual, moe_input
+
+    def _rows(self, step: Step, x: str) -> str:
+        """[1,T,H] -> [T,H]."""
+        return step.graph.op("Reshape", x, step.graph.constant([-1, self.architecture.hidden_size], "int64"))
 
     def _head(self, step: Step) -> None:
         architecture, graph = self.architecture, step.graph
@@ -160,8 +184,10 @@ class PartBuilder:
         if before is None:
             raise ValueError(f"nothing comes before MoE layer {layer_idx} to look from")
         residual = self._combine(step, before, known)
-        moe_input = architecture.moe_input(step, layer_idx, residual)
-        scores = architecture.router_scores(
-            step, layer_idx, architecture.router_input(step, layer_idx, residual, moe_input)
-        )
+        if architecture.routes_before_mixing:
+            router_input = self._rows(step, residual)
+        else:
+            moe_input = architecture.moe_input(step, layer_idx, residual)
+            router_input = architecture.router_input(step, layer_idx, residual, moe_input)
+        scores = architecture.router_scores(step, layer_idx, router_input)
         graph.output(scores, "scores", "float32", ["T", architecture.num_experts])

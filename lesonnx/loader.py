@@ -102,19 +102,33 @@ class ExpertLoader:
                 raise self._failure
             self._carry_out(self.scheduler.begin_step(num_rows, num_drafts))
 
-    def run_layer(self, place: int, work: LayerWork, lookahead: Lookahead | None) -> None:
+    def run_layer(
+        self,
+        place: int,
+        work: LayerWork,
+        lookahead: Lookahead | None,
+        before_experts: Callable[[], None] | None = None,
+    ) -> None:
         """Load and compute what MoE layer number ``place`` requires; LoadError where an expert cannot be read.
 
+        ``before_experts`` runs while the first loads are under way: what makes the experts' input of a layer whose
+        router has spoken before.
         A layer that is broken off (Ctrl-C, an error) leaves experts half loaded: nothing runs after it.
         """
         try:
-            self._run_layer(place, work, lookahead)
+            self._run_layer(place, work, lookahead, before_experts)
         except BaseException:
             with self._lock:
                 self._failure = self._failure or LesonnxError("a step was broken off; load the bundle again")
             raise
 
-    def _run_layer(self, place: int, work: LayerWork, lookahead: Lookahead | None) -> None:
+    def _run_layer(
+        self,
+        place: int,
+        work: LayerWork,
+        lookahead: Lookahead | None,
+        before_experts: Callable[[], None] | None,
+    ) -> None:
         """Carry a layer out. The next one is predicted twice: before any expert has run, so that reading starts early,
         and again when those in memory have, which sees better. A thread of its own does that, while this one computes.
         """
@@ -129,6 +143,10 @@ class ExpertLoader:
         telemetry.schedule_ms += (time.perf_counter() - began) * 1e3
         if self.timeline and before:
             mark_route(self.timeline, place, before, self.scheduler.counters)
+        if before_experts is not None:
+            began = time.perf_counter()
+            before_experts()
+            telemetry.dense_ms += (time.perf_counter() - began) * 1e3
         left = len(work.rows) + (self.scheduler.layers[place].shared_cost_bytes > 0)
         ready = np.zeros(work.topk_ids.shape, np.bool_)
         if lookahead is not None:

@@ -178,7 +178,7 @@ class Part(Strict):
     """A dense ONNX model of the bundle."""
 
     name: str
-    role: Literal["embed", "segment", "head", "lookahead", "replay"]
+    role: Literal["embed", "segment", "mixer", "head", "lookahead", "replay"]
     path: BundlePath
     layer_idx: Offset | None = None
     inputs: list[Value]
@@ -356,6 +356,9 @@ class Manifest(Strict):
                 raise ValueError(f"state {state.name!r} names part {state.part!r}, which is not there")
             if state.replay is not None:
                 self._check_replay(state, state.replay)
+        early = {part.layer_idx for part in self.parts if part.role == "mixer"}
+        if not early <= {layer.layer_idx for layer in self.expert_layers}:
+            raise ValueError("a mixer part belongs to no MoE layer")
         ahead = {part.layer_idx for part in self.parts if part.role == "lookahead"}
         for layer in self.expert_layers[1:]:
             if layer.layer_idx not in ahead:

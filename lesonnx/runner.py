@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,6 +95,10 @@ class _StepBuffers:
             )
             for _ in range(2)
         ]
+        # What a mixer makes of the residual: it may not write the one it reads, and the other one's weights are in use.
+        has_mixers = any(part.role == "mixer" for part in bundle.manifest.parts)
+        mixed = bundle.manifest.residual_size if has_mixers else 0
+        self.mixed_residual = ort.empty_aligned((1, num_rows, mixed), np.float32)
         self.moe_input = ort.empty_aligned((num_rows, hidden), np.float32)
         self.topk_ids = ort.empty_aligned((num_rows, slots), np.int64)
         self.router_scores = ort.empty_aligned((num_rows, experts), np.float32)
@@ -111,7 +116,7 @@ class _StepBuffers:
     def bytes_for(bundle: Bundle, num_rows: int) -> int:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
-        row = 2 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
+        row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
         row += model.num_experts + 6 * model.num_experts_per_tok
         return num_rows * row * 4
 
@@ -151,6 +156,9 @@ class Runner:
             bundle.manifest.part("lookahead", part.layer_idx).name
             for part in (self._segments[1:] if loader.uses_lookahead else [])
         ]
+        # By the number of the MoE layer: what runs behind a router that speaks before its layer mixes tokens.
+        mixers = {part.layer_idx: part for part in bundle.manifest.parts if part.role == "mixer"}
+        self._mixers = [mixers.get(part.layer_idx) for part in self._segments]
         self._head = bundle.manifest.part("head")
         # Facts of the bundle that every step asks for.
         self._head_carries_states = any(state.part == self._head.name for state in bundle.manifest.states)
@@ -274,7 +282,9 @@ class Runner:
             self._run(buffers, part.name)
             telemetry.dense_ms += (time.perf_counter() - began) * 1e3
             lookahead = self._lookahead(buffers, place) if looks_ahead else None
-            self.loader.run_layer(place, self._work(buffers, place), lookahead)
+            mixer = self._mixers[place]
+            before_experts = partial(self._run, buffers, mixer.name) if mixer else None
+            self.loader.run_layer(place, self._work(buffers, place), lookahead, before_experts)
             began = time.perf_counter()
         logits = self._logits(buffers, logit_rows)
         ended = time.perf_counter()
@@ -374,27 +384,37 @@ class Runner:
             part = self.bundle.manifest.part("lookahead", self._segments[place + 1].layer_idx)
             inputs = self._inputs(buffers, part, place + 1)
             return ort.Binding(session, inputs, {"scores": buffers.lookahead_scores})
-        place = next(index for index, part in enumerate(self._segments) if part.name == name)
-        part = self._segments[place]
+        mixers = [mixer.name if mixer else None for mixer in self._mixers]
+        if name in mixers:
+            place = mixers.index(name)
+            part = self.bundle.manifest.part("mixer", self._segments[place].layer_idx)
+        else:
+            place = next(index for index, part in enumerate(self._segments) if part.name == name)
+            part = self._segments[place]
         out = buffers.streams[place % 2]
-        outputs: dict[str, NDArray[Any]] = {
-            "residual_out": out.residual,
+        known: dict[str, NDArray[Any]] = {
+            "residual_out": buffers.mixed_residual if part.role == "mixer" else out.residual,
             "moe_input": buffers.moe_input,
             "topk_ids": buffers.topk_ids,
             "topk_weights_out": out.topk_weights,
+            "shared_weights_out": out.shared_weights,
             "router_scores": buffers.router_scores,
         }
-        if any(value.name == "shared_weights_out" for value in part.outputs):
-            outputs["shared_weights_out"] = out.shared_weights
+        outputs = {value.name: known[value.name] for value in part.outputs if value.name in known}
         outputs |= self.states.outputs(name, buffers.input_ids.size)
         return ort.Binding(session, self._inputs(buffers, part, place), outputs)
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
-        """The arrays a part reads; ``place`` counts the segments before it."""
+        """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""
         before = buffers.streams[(place - 1) % 2]
+        residual = before.residual
+        if part.role == "mixer":
+            residual = buffers.streams[place % 2].residual
+        elif place and self._mixers[place - 1]:
+            residual = buffers.mixed_residual
         known: dict[str, NDArray[Any]] = {
             "hidden": buffers.hidden,
-            "residual": before.residual,
+            "residual": residual,
             "topk_weights": before.topk_weights,
             "shared_weights": before.shared_weights,
             "expert_out": buffers.expert_out,

@@ -36,7 +36,7 @@ from lesonnx_export.transformers4 import to_transformers4
 
 FAMILIES = (
     *("granitemoe", "granitemoeshared", "gpt_oss", "gpt_oss_mxfp4", "deepseek_v2", "deepseek_v3", "glm4_moe"),
-    *("glm4_moe_lite", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe", "gemma4_text", "qwen3_moe_fp8"),
+    *("glm4_moe_lite", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe", "gemma4_text", "smallthinker", "qwen3_moe_fp8"),
 )
 CHUNKS = (1, 7, 24, 96)
 # Rotary positions that depend on the sequence's length are what they are only if a prompt runs at once: keys that
@@ -189,6 +189,8 @@ def past_the_context(bundle: Path, prompt: list[int], **options: Any) -> Any:
         ("hunyuan_v1_moe", {"num_experts": [8, 8, 16]}, "num_experts differs from layer to layer"),
         ("gemma4_text", {"enable_moe_block": False}, "enable_moe_block is False"),
         ("gemma4_text", {"hidden_size_per_layer_input": 64}, "hidden_size_per_layer_input is 64"),
+        ("smallthinker", {"rope_layout": [1, 0]}, "rope_layout must be 4 of 0, 1"),
+        ("smallthinker", {"moe_enable_early_router": False}, "moe_enable_early_router is False"),
         ("qwen3_moe", {"model_type": "qwen3_mo"}, "the nearest is qwen3_moe"),
     ],
 )

@@ -212,7 +212,7 @@ BAD = {
     "qwen3_next": [
         ({"linear_num_key_heads": 3}, "linear_num_value_heads 4 is not a multiple of linear_num_key_heads 3"),
         ({"linear_num_key_heads": 4}, r"in_proj_qkvz.weight' has shape \[192, 64\], expected"),
-        ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor must be above 0 and at most 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 2}}, "partial_rotary_factor leaves 64 of 32 values to rotate"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"full_attention_interval": 0}, "full_attention_interval must be a whole number of at least 1"),
     ],

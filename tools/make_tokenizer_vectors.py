@@ -21,9 +21,7 @@ from export.tokenizer_probes import PROBES  # noqa: E402
 
 TARGET = REPO / "ios" / "Lesonnx" / "Tests" / "LesonnxTests" / "Vectors" / "tokenizers.json"
 # As Qwen2/3 and Llama 3 cut texts: their own tokenizer.json's expressions.
-QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 NAMED = ("<|im_start|>user\nHi<|im_end|>\n", "a<think>b", "<|im_start|><|im_start|>", "  <pad>  x", "a <mask> b")
 

@@ -65,6 +65,8 @@ class Decoder:
     replays: Mapping[str, Replayable] = MappingProxyType({})
     # The ONNX Runtime that has the operators of ``--operators native``, where they are younger than the rest.
     native_operators_since: str | None = None
+    # Whether a layer's router reads its input, before it mixes tokens: its experts are then known early.
+    routes_before_mixing = False
     # Whether neighbours are rotated as pairs, instead of the halves of a head; whether before q/k are normalised.
     rope_interleave = False
     rotates_before_norm = False
@@ -192,8 +194,8 @@ class Decoder:
         bias = f"{name}.bias" if self.has_output_bias() else None
         return step.linear(mixed, f"{name}.weight", self.hidden_size, query_size, bias)
 
-    def rope_of(self, layer_idx: int) -> Rope:
-        """The rotary positions of a layer."""
+    def rope_of(self, layer_idx: int) -> Rope | None:
+        """The rotary positions of a layer; None where it has no positions."""
         return self.rope
 
     def attention_scale(self) -> float | None:

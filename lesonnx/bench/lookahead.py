@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,15 @@ class ProbeLoader(ExpertLoader):
         # place -> this step's experts in the router's order.
         self.chosen: dict[int, list[int]] = {}
 
-    def run_layer(self, place: int, work: LayerWork, lookahead: Lookahead | None) -> None:
+    def run_layer(
+        self,
+        place: int,
+        work: LayerWork,
+        lookahead: Lookahead | None,
+        before_experts: Callable[[], None] | None = None,
+    ) -> None:
+        if before_experts is not None:
+            before_experts()
         first, shape = self.scheduler.first[place], self.scheduler.layers[place]
         ids = work.topk_ids[0].tolist()
         self.chosen[place] = ids
