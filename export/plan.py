@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lesonnx.errors import CheckpointError
-from lesonnx.manifest import Bits, ExpertKind
+from lesonnx.manifest import Bits, ExpertKind, State
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import DenseBits, Operators, Precision
@@ -61,6 +61,7 @@ class ExportPlan:
     kinds: list[ExpertKind]
     dense_bytes: int
     part_ends: list[int]
+    states: list[State]
     skipped: dict[str, str]
     notes: list[str]
     num_parameters: int
@@ -93,9 +94,10 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
     builder = PartBuilder(architecture, weights, store, options.precision)
-    part_ends = []
-    for _ in builder.build_all():
+    part_ends, states = [], []
+    for built in builder.build_all():
         part_ends.append(store.end_bytes)
+        states += built.states
     dense_used = set(weights.used)
     kinds, layers = plan_experts(architecture, options)
     for layer in layers:
@@ -123,6 +125,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         kinds=kinds,
         dense_bytes=store.end_bytes,
         part_ends=part_ends,
+        states=states,
         skipped=skipped,
         notes=notes,
         num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,

@@ -24,48 +24,8 @@ from lesonnx_export.exporter import finish, quantize_kv, write_parts, write_stag
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
+from lesonnx_export.shapes import SHAPES
 
-# Shapes as their published config.json gives them, without what does not bear on size or speed.
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "tie_word_embeddings": False,
-    },
-    "qwen3.5-35b-a3b": {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": 248320,
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "max_position_embeddings": 262144,
-        "rope_theta": 10000000.0,
-        "partial_rotary_factor": 0.25,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "tie_word_embeddings": False,
-    },
-}
 # Different experts in a pack; more would only cost time.
 DISTINCT_EXPERTS = 8
 
@@ -87,6 +47,10 @@ class SyntheticWeights(Weights):
     def __call__(self, name: str, *shape: int) -> Float32:
         self.expect(name, shape)
         return self._zeros(shape) if self.rehearsal else self._random(name, shape)
+
+    def item(self, name: str, index: int, *shape: int) -> Float32:
+        self.expect(name, shape)
+        return self._zeros(shape[1:]) if self.rehearsal else self._random(f"{name}[{index}]", shape[1:])
 
     def chunks(self, name: str, rows_at_once: int, *shape: int) -> Iterator[Float32]:
         self.expect(name, shape)
@@ -126,7 +90,7 @@ def write_synthetic(
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
     config = SHAPES[shape] | changes
     checkpoint = SyntheticCheckpoint(config)
-    tied = bool(config["tie_word_embeddings"])
+    tied = bool(config.get("tie_word_embeddings", False))
     plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
     bundle.mkdir(parents=True)
     journal = Journal.create(bundle, "synthetic")

@@ -88,6 +88,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def test_layout_does_not_matter(bundle_of: BundleFactory, tmp_path: Path, name: str, layout: str) -> None:
     if (name, layout) == ("gemma4_text", "transformers_4"):
         pytest.skip("rotary settings by layer type, which transformers 4 cannot say")
+    if (name, layout) == ("smallthinker", "model.language_model"):
+        pytest.skip("known by its architecture alone, which a nested config does not repeat")
     checkpoint = derive(name, tmp_path / layout, **LAYOUTS[layout])
     assert_same_bundle(bundle_of, name, checkpoint)
     reference = read_reference(name)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from lesonnx.manifest import Activation
 from lesonnx_export.architectures.base import FULL, SLIDING, Decoder, Routing
 from lesonnx_export.blocks import Step
@@ -119,13 +117,13 @@ class Architecture(Decoder):
             down = mxfp4_item(weights, f"{prefix}down_proj", expert_idx, experts, hidden, size)
         else:
             gate_up = weights.item(f"{prefix}gate_up_proj", expert_idx, experts, hidden, 2 * size).T
-            down = np.ascontiguousarray(weights.item(f"{prefix}down_proj", expert_idx, experts, size, hidden).T)
+            down = weights.item(f"{prefix}down_proj", expert_idx, experts, size, hidden).T
         bias = weights.item(f"{prefix}gate_up_proj_bias", expert_idx, experts, 2 * size)
         return {
-            "gate_proj": np.ascontiguousarray(gate_up[0::2]),
-            "up_proj": np.ascontiguousarray(gate_up[1::2]),
+            "gate_proj": gate_up[0::2],
+            "up_proj": gate_up[1::2],
             "down_proj": down,
-            "gate_proj.bias": np.ascontiguousarray(bias[0::2]),
-            "up_proj.bias": np.ascontiguousarray(bias[1::2]),
+            "gate_proj.bias": bias[0::2],
+            "up_proj.bias": bias[1::2],
             "down_proj.bias": weights.item(f"{prefix}down_proj_bias", expert_idx, experts, hidden),
         }

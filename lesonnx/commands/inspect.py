@@ -14,18 +14,32 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from lesonnx.bundle import Bundle
-from lesonnx.commands.options import BUNDLE
+from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.manifest import ExpertKind, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.step_states import StepStates
 
 
 @click.command()
-@click.argument("bundle", type=BUNDLE)
+@click.argument("bundle", type=BUNDLE, required=False)
 @click.option("--verify", is_flag=True, help="Compare every file with checksums.json.")
+@click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
+@click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
+@click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
+def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, memory: int | None, as_json: bool) -> None:
     """Show the model, parts, states and bytes of the bundle BUNDLE."""
+    if shape is not None:
+        if bundle is not None or verify:
+            raise click.UsageError("--shape needs no bundle: give one of both")
+        from lesonnx_export.sizes import print_sizes
+
+        print_sizes(shape, int(bits), memory, as_json)
+        return
+    if bundle is None:
+        raise click.UsageError("Missing argument 'BUNDLE' (or --shape).")
+    if memory is not None:
+        raise click.UsageError("--memory goes with --shape")
     opened = Bundle(bundle)
     verified = _verify(opened, quiet=as_json) if verify else None
     if as_json:
