@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import BundleFactory
 
 from lesonnx import native
 from lesonnx.bench import ladder as ladder_module
@@ -99,6 +100,15 @@ def test_every_technique_generates_the_same(sample_bundle: Path, tmp_path: Path,
         assert row["roofline_ms"] == max(row["flash_ms"], found.compute_ms)
         assert row["peak_bytes"] > 0
     assert by_name["serial-packs"]["ratio_same_loader"] == 1 == by_name["plain"]["ratio_plain"]
+
+
+def test_a_plain_row_of_recurrent_layers(bundle_of: BundleFactory) -> None:
+    """Its tokens run again from where they began, which recurrent states do not reach by a rewind."""
+    bundle = bundle_of("qwen3_next")
+    spec = spec_for(bundle, engine="plain", schedule="on-demand", num_loaders=1)
+    row = run_row(spec)
+    assert row["warm_tokens_per_s"] > 0
+    assert row["token_ids"] == run_row(replace(spec, engine="session"))["token_ids"]
 
 
 @needs_kernel

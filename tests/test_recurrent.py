@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from test_parity import ENGINES_HERE, assert_reference, assert_same_bundle, logits_of
 
 from lesonnx.bundle import Bundle
-from lesonnx.errors import CheckpointError
+from lesonnx.errors import BundleError, CheckpointError
+from lesonnx.ort import check_version
 from lesonnx_export.blocks import Operators, Precision, Step
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.exporter import ExportOptions, make_plan
 from lesonnx_export.graph import DenseStore, Graph
-from lesonnx_export.recurrent import GatedDeltaRule
+from lesonnx_export.recurrent import LINEAR_ATTENTION_SINCE, GatedDeltaRule
 
 OPERATORS: tuple[Operators, ...] = ("native", "portable")
 WITH_DELTA_RULE = ("qwen3_next", "qwen3_5_moe_text")
@@ -87,6 +88,11 @@ def rule_session(directory: Path, operators: Operators) -> onnxruntime.Inference
     inputs = [graph.input(name, "float32", [1, "T", size]) for name, size in sizes.items()]
     graph.output(RULE.apply(step, 0, *inputs), "output", "float32", [1, "T", RULE.value_size])
     store.close()
+    if operators == "native":
+        try:
+            check_version(LINEAR_ATTENTION_SINCE)
+        except BundleError as error:
+            pytest.skip(str(error))
     (directory / "rule.onnx").write_bytes(graph.model().SerializeToString())
     return onnxruntime.InferenceSession(str(directory / "rule.onnx"), providers=["CPUExecutionProvider"])
 

@@ -148,13 +148,24 @@ def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine
         # The same tokens again, twice: the first fills the page cache.
         engine.drop = False
         for _ in range(2):
-            runner.rewind(start_tokens)
+            go_back(runner, start_tokens)
             route(spec, bundle, runner, spec.warmup_tokens)
             seconds, _, _ = decode_all(runner, token, spec.tokens)
         figures["warm_tokens_per_s"] = spec.tokens / seconds
         for layer in bundle.manifest.expert_layers:
             drop_pages(bundle.pack_file(layer.layer_idx))
     return figures
+
+
+def go_back(runner: Runner, num_tokens: int) -> None:
+    """Rewind, or compute the sequence's beginning again where recurrent states do not reach so far back."""
+    if runner.states.reachable(num_tokens) == num_tokens:
+        runner.rewind(num_tokens)
+        return
+    token_ids = runner.token_ids[:num_tokens]
+    runner.rewind(0)
+    runner.routing = None
+    runner.prefill(token_ids)
 
 
 def route(spec: RowSpec, bundle: Bundle, runner: Runner, after_tokens: int = -1) -> None:
