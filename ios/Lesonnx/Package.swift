@@ -37,6 +37,7 @@ let package = Package(
         .testTarget(name: "LesonnxSchedulerTests", dependencies: ["LesonnxScheduler"]),
         .testTarget(name: "LesonnxStoreTests", dependencies: ["LesonnxStore"]),
         .testTarget(name: "LesonnxTests", dependencies: ["Lesonnx"], exclude: ["Vectors"]),
+        .testTarget(name: "CommandTests", dependencies: ["lesonnx-swift"]),
     ],
     cLanguageStandard: .c11
 )

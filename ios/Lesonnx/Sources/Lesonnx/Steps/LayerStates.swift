@@ -15,7 +15,7 @@ final class LayerStates {
     private(set) var tensors: [String: Tensor] = [:]
     let seqlensK = Tensor(.int32, [1])
     let totalSequenceLength = Tensor(.int32, [])
-    private let states: [State]
+    private let states: [PartState]
 
     /// Throws `bundle` for a state that is not an attention cache.
     init(_ manifest: BundleManifest) throws {
@@ -38,7 +38,7 @@ final class LayerStates {
         states.reduce(0) { $0 + shape($1, capacityTokens).reduce($1.dtype.byteCount, *) }
     }
 
-    private func shape(_ state: State, _ capacityTokens: Int) -> [Int] {
+    private func shape(_ state: PartState, _ capacityTokens: Int) -> [Int] {
         state.shape.map { dimension in
             if case .size(let size) = dimension { return size }
             return capacityTokens

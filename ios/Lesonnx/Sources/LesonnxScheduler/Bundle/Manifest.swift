@@ -91,7 +91,7 @@ public struct BundleManifest: Equatable, Sendable {
     public let quantization: Quantization
     public let prefillChunkTokens: Int
     public let parts: [Part]
-    public let states: [State]
+    public let states: [PartState]
     public let expertKinds: [ExpertKind]
     public let expertLayers: [ExpertLayer]
     public let tokenizer: TokenizerFiles?
@@ -122,7 +122,7 @@ public struct BundleManifest: Equatable, Sendable {
         quantization = try Quantization(record.required("quantization"))
         prefillChunkTokens = try record.optional("prefill_chunk_tokens")?.int(1...countLimit) ?? 512
         parts = try record.required("parts").array(Part.init)
-        states = try record.required("states").array(State.init)
+        states = try record.required("states").array(PartState.init)
         expertKinds = try record.required("expert_kinds").array(ExpertKind.init)
         expertLayers = try record.required("expert_layers").array(ExpertLayer.init)
         if let files = record.nullable("tokenizer") {

@@ -1,11 +1,11 @@
-// The dense parts of a bundle and what they carry: the records `Part`, `State` and their pieces of the manifest.
+// The dense parts of a bundle and what they carry: the records `Part`, `PartState` (`State` is SwiftUI's) and their pieces of the manifest.
 
 public enum ElementType: String, Equatable, Sendable, CaseIterable {
     case float32, float16, int64, int32, bool, uint8
 }
 
-/// A dimension: a size, or a letter: T tokens of the step, R logit rows, S capacity.
-public enum Dimension: Equatable, Sendable {
+/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity.
+public enum TensorDimension: Equatable, Sendable {
     case size(Int)
     case symbol(String)
 
@@ -24,13 +24,13 @@ public enum Dimension: Equatable, Sendable {
 public struct Value: Equatable, Sendable {
     public let name: String
     public let dtype: ElementType
-    public let shape: [Dimension]
+    public let shape: [TensorDimension]
 
     init(_ field: Field) throws(LesonnxError) {
         var record = try Record(field)
         name = try record.required("name").string()
         dtype = try record.required("dtype").choice()
-        shape = try record.required("shape").array(Dimension.init)
+        shape = try record.required("shape").array(TensorDimension.init)
         try record.end()
     }
 }
@@ -100,7 +100,7 @@ public enum StateKind: String, Equatable, Sendable, CaseIterable {
 ///
 /// Attention states are [1, kv heads, S, head size]; past and present are one buffer of the host's, of any capacity S that holds
 /// the tokens so far and those of the step.
-public struct State: Equatable, Sendable {
+public struct PartState: Equatable, Sendable {
     public let name: String
     public let kind: StateKind
     public let layerIdx: Int
@@ -108,7 +108,7 @@ public struct State: Equatable, Sendable {
     public let input: String
     public let output: String
     public let dtype: ElementType
-    public let shape: [Dimension]
+    public let shape: [TensorDimension]
 
     init(_ field: Field) throws(LesonnxError) {
         var record = try Record(field)
@@ -119,7 +119,7 @@ public struct State: Equatable, Sendable {
         input = try record.required("input").string()
         output = try record.required("output").string()
         dtype = try record.required("dtype").choice()
-        shape = try record.required("shape").array(Dimension.init)
+        shape = try record.required("shape").array(TensorDimension.init)
         try record.end()
         if kind.isAttention && !isAttentionShape {
             throw .bundle("\(field.path).shape: of state '\(name)' is not [1, heads, 'S', size]")

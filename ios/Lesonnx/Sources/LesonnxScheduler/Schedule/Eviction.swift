@@ -5,7 +5,7 @@
 // values at a time.
 
 /// Certainty, in the fixed point of all averages and odds (14 fractional bits).
-public let one = 1 << 14
+let one = 1 << 14
 
 /// Of a longer chunk, only this many last rows teach: what came before has faded anyway.
 let learnedRows = 64
