@@ -25,6 +25,7 @@ import kotlinx.serialization.json.add
 import kotlinx.serialization.json.buildJsonObject
 import kotlinx.serialization.json.put
 import kotlinx.serialization.json.putJsonArray
+import sun.misc.Signal
 
 private const val USAGE = """usage: lesonnx run BUNDLE (--prompt TEXT | --prompt-file FILE | --prompt-ids ID,ID,...) [options]
 
@@ -55,6 +56,10 @@ private val ALIASES = mapOf("--max-new-tokens" to "--max-tokens")
 
 /** The command line of the JVM; see [USAGE]. */
 fun main(arguments: Array<String>) {
+    // Ending in order would have ONNX Runtime freed while it computes, which crashes; nothing here has to be put in order.
+    for ((signal, number) in listOf("INT" to 2, "TERM" to 15)) {
+        Signal.handle(Signal(signal)) { Runtime.getRuntime().halt(128 + number) }
+    }
     exitProcess(run(arguments.asList(), System.out, System.err))
 }
 
