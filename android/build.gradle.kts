@@ -1,4 +1,8 @@
 buildscript {
+    repositories {
+        google()
+        mavenCentral()
+    }
     dependencies {
         // The Android plugin compiles Kotlin itself, by default with an older Kotlin than the tests here use.
         classpath(libs.kotlin.gradle.plugin)

@@ -47,10 +47,10 @@ class TelemetryScreen(private val theme: Theme) {
     }
 
     private fun showFigures(state: TelemetryState) {
-        speed.show(figure(state.tokensPerSecond), state.samples) { if (it.ms > 0) (1e3 / it.ms).toFloat() else 0f }
-        hits.show(percent(state.hitRate), state.samples, top = 1f) { share(it) }
-        bytes.show(formatBytes(state.readPerToken), state.samples) { it.readBytes.toFloat() }
-        memory.show(formatBytes(state.samples.last().memoryBytes), state.samples) { it.memoryBytes.toFloat() }
+        speed.show(figure(state.tokensPerSecond), state.samples) { some -> 1e3 * some.size / some.sumOf { it.ms }.coerceAtLeast(1e-3) }
+        hits.show(percent(state.hitRate), state.samples, top = 1f, ::hitShare)
+        bytes.show(formatBytes(state.readPerToken), state.samples) { some -> some.sumOf { it.readBytes }.toDouble() / some.size }
+        memory.show(formatBytes(state.samples.last().memoryBytes), state.samples) { some -> some.last().memoryBytes.toDouble() }
         showTimes(state.times)
         val total = state.total
         totals.show(
@@ -85,10 +85,8 @@ class TelemetryScreen(private val theme: Theme) {
         )
     }
 
-    private fun share(sample: TokenSample): Float {
-        val all = sample.hits + sample.late + sample.misses
-        return if (all == 0L) 0f else sample.hits.toFloat() / all
-    }
+    private fun hitShare(samples: List<TokenSample>): Double =
+        samples.sumOf { it.hits }.toDouble() / samples.sumOf { it.hits + it.late + it.misses }.coerceAtLeast(1)
 
     /** A figure with its name and its course. */
     private inner class Tile(name: String, ink: Int) {
@@ -96,9 +94,14 @@ class TelemetryScreen(private val theme: Theme) {
         private val graph = LineGraph(theme, ink)
         val view: LinearLayout = theme.card(theme.quiet(name), figure, graph, gap = 6)
 
-        fun show(text: String, samples: List<TokenSample>, top: Float = 0f, of: (TokenSample) -> Float) {
+        /** [of] gives the figure of some tokens in a row: the graph is drawn over a few at a time, since tokens differ. */
+        fun show(text: String, samples: List<TokenSample>, top: Float = 0f, of: (List<TokenSample>) -> Double) {
             figure.text = text
-            graph.show(FloatArray(samples.size) { of(samples[it]) }, top)
+            graph.show(FloatArray(samples.size) { of(samples.subList(maxOf(0, it + 1 - AT_A_TIME), it + 1)).toFloat() }, top)
         }
+    }
+
+    private companion object {
+        const val AT_A_TIME = 8
     }
 }
