@@ -18,7 +18,8 @@ import java.nio.file.Path
  *
  * [kernelFile] is the expert kernel's library; without it the environment's LESONNX_LIBRARY names it. Direct buffers count
  * against `-XX:MaxDirectMemorySize` (by default as much as the heap), so start the JVM with enough for the expert budget and
- * the attention caches. Immutable, thread-safe.
+ * the attention caches. For a memory budget also set MALLOC_MMAP_THRESHOLD_=131072 in its environment: glibc otherwise keeps
+ * what a prefill freed (200 MB on the Qwen3-30B shape), and Java cannot tell it to let go. Immutable, thread-safe.
  */
 class JvmPlatform(private val kernelFile: Path? = System.getenv("LESONNX_LIBRARY")?.let(Path::of)) : Platform {
     override fun openReader(path: Path): DirectReader = ChannelReader(path)
