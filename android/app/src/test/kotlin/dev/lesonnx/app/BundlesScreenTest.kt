@@ -20,18 +20,31 @@ import java.io.ByteArrayOutputStream
 import java.io.File
 import java.net.InetAddress
 import java.net.InetSocketAddress
+import java.util.concurrent.CountDownLatch
+import java.util.concurrent.Executors
+import java.util.concurrent.atomic.AtomicBoolean
 import java.util.zip.ZipEntry
 import java.util.zip.ZipOutputStream
 
 /** Bundles come, are checked against the device, loaded and deleted. */
 class BundlesScreenTest : ScreenTest() {
-    private fun <T> serving(use: (String) -> T): T {
+    /** Serves the sample; of the file [held] the first request gets half, and the rest when [hold] lets it. */
+    private fun <T> serving(held: String? = null, hold: CountDownLatch = CountDownLatch(0), use: (String) -> T): T {
         val server = HttpServer.create(InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0)
+        val threads = Executors.newCachedThreadPool()
+        val isFirst = AtomicBoolean(true)
+        server.executor = threads
         server.createContext("/sample/") { exchange ->
             exchange.use {
-                val file = File(Fixtures.sample, it.requestURI.path.removePrefix("/sample/"))
+                val path = it.requestURI.path.removePrefix("/sample/")
+                val file = File(Fixtures.sample, path)
                 it.sendResponseHeaders(if (file.isFile) 200 else 404, if (file.isFile) file.length() else -1)
-                if (file.isFile) it.responseBody.write(file.readBytes())
+                if (!file.isFile) return@use
+                val content = file.readBytes()
+                val half = if (path == held && isFirst.getAndSet(false)) content.size / 2 else content.size
+                it.responseBody.write(content, 0, half)
+                it.responseBody.flush()
+                if (half < content.size) hold.await()
             }
         }
         server.start()
@@ -39,6 +52,7 @@ class BundlesScreenTest : ScreenTest() {
             return use("http://${server.address.hostString}:${server.address.port}/sample")
         } finally {
             server.stop(0)
+            threads.shutdownNow()
         }
     }
 
@@ -71,6 +85,31 @@ class BundlesScreenTest : ScreenTest() {
         waitFor("No bundle yet")
         assertEquals(HostState.Empty, models.host.state.value)
         assertFalse(File(bundles, "sample").exists())
+    }
+
+    @Test
+    fun `a download shows how far it is, is paused and goes on`() {
+        val hold = CountDownLatch(1)
+        serving("experts/layer_005/experts.pack", hold) { url ->
+            start()
+            waitFor("Look")
+            type(url)
+            click("Look")
+            waitFor("Does it fit?")
+            click(texts().single { it.startsWith("Download ") })
+            waitUntil("some megabytes") { (models.bundles.state.value.arrival?.doneBytes ?: 0) > 2_000_000 }
+            assertTrue(texts().any { it.matches(Regex("[\\d.]+ MB of [\\d.]+ MB")) })
+            draw("bundles-download")
+            click("Pause")
+            hold.countDown()
+            waitFor("Go on")
+            assertEquals("sample", models.bundles.state.value.paused.single().name)
+            assertTrue(models.bundles.state.value.bundles!!.isEmpty())
+            click("Go on")
+            waitFor("Load")
+            assertTrue(models.bundles.state.value.bundles!!.single().stored.bundle!!.verify() > 200)
+            assertTrue(models.bundles.state.value.paused.isEmpty())
+        }
     }
 
     @Test
