@@ -39,11 +39,17 @@ from lesonnx_export.plan import ExportOptions, ExportPlan
     help="Bits of attention caches; 16 and 8 need ONNX Runtime 1.29, 8 runs the model once on a text.",
 )
 @click.option(
+    "--target",
+    type=click.Choice(["desktop", "android", "ios"]),
+    default="desktop",
+    show_default=True,
+    help="Where it will run. iOS's ONNX Runtime is 1.24.2: what it lacks is not used, or refused.",
+)
+@click.option(
     "--operators",
     type=click.Choice(["native", "portable"]),
-    default="native",
-    show_default=True,
-    help="Recurrences by ONNX Runtime 1.25.1's own operator, or by plain ones that older versions run, slower.",
+    help="Recurrences by ONNX Runtime 1.25.1's own operator, or by plain ones that older versions run, slower."
+    "  [default: native, for ios portable]",
 )
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
@@ -57,7 +63,8 @@ def export(
     dense_bits: str | None,
     block_size: str,
     kv_bits: str,
-    operators: str,
+    target: str,
+    operators: str | None,
     prefill_chunk: int,
     workers: int | None,
     resume: bool,
@@ -69,6 +76,7 @@ def export(
         dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
         block_size=int(block_size),
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
+        target=target,  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
         prefill_chunk_tokens=prefill_chunk,
         **chosen,

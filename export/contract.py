@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lesonnx import __version__
+from lesonnx.errors import InputError
 from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import read_json
@@ -19,6 +20,8 @@ from lesonnx_export.pack import layer_directory
 from lesonnx_export.plan import ExportOptions, ExportPlan
 
 ONNXRUNTIME_AT_LEAST = "1.24"
+# What ONNX Runtime's own Swift package brings.
+ONNXRUNTIME_ON_IOS = "1.24.2"
 # Its GroupQueryAttention takes float32 queries over caches of float16 and of int8; 1.24 does not.
 ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES = "1.29"
 
@@ -38,7 +41,7 @@ def make_manifest(
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
     return Manifest(
         producer=f"lesonnx {__version__}",
-        onnxruntime_at_least=_onnxruntime_at_least(plan.architecture, options),
+        onnxruntime_at_least=onnxruntime_at_least(plan.architecture, options),
         model=model_facts(plan),
         quantization=Quantization(
             expert_bits=options.bits,
@@ -66,14 +69,26 @@ def make_manifest(
     )
 
 
-def _onnxruntime_at_least(architecture: Decoder, options: ExportOptions) -> str:
+def check_target(architecture: Decoder, options: ExportOptions) -> None:
+    """InputError where what was chosen needs an ONNX Runtime that the target does not have."""
+    needed = onnxruntime_at_least(architecture, options)
+    if options.target == "ios" and _numbers(needed) > _numbers(ONNXRUNTIME_ON_IOS):
+        chosen = f"--kv-bits {options.kv_bits}" if options.kv_bits != 32 else "--operators native"
+        raise InputError(f"{chosen} needs ONNX Runtime {needed}, iOS's package has {ONNXRUNTIME_ON_IOS}")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def onnxruntime_at_least(architecture: Decoder, options: ExportOptions) -> str:
     """The oldest ONNX Runtime that has all operators used."""
     needed = [ONNXRUNTIME_AT_LEAST]
     if options.kv_bits != 32:
         needed.append(ONNXRUNTIME_AT_LEAST_FOR_SMALL_CACHES)
-    if options.operators == "native" and architecture.native_operators_since is not None:
+    if options.resolved_operators == "native" and architecture.native_operators_since is not None:
         needed.append(architecture.native_operators_since)
-    return max(needed, key=lambda version: [int(number) for number in version.split(".")])
+    return max(needed, key=_numbers)
 
 
 def model_facts(plan: ExportPlan) -> ModelFacts:

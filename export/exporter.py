@@ -23,7 +23,7 @@ from lesonnx.errors import CheckpointError, InputError, LesonnxError
 from lesonnx.manifest import Manifest, Part, State
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.checkpoint import Checkpoint, Weights
-from lesonnx_export.contract import WrittenPart, make_manifest, model_facts
+from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
 from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import NAME as JOURNAL_NAME
@@ -79,6 +79,7 @@ def export_bundle(
     with _failures_in_one_line(partial):
         _check_target(bundle)
         plan = make_plan(Checkpoint(checkpoint_directory), options)
+        check_target(plan.architecture, options)
         fingerprint = _fingerprint(plan, options)
         _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
         with held(partial, resume):

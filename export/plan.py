@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lesonnx.errors import CheckpointError
-from lesonnx.manifest import Bits, ExpertKind, State
+from lesonnx.manifest import Bits, ExpertKind, State, Target
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import DenseBits, Operators, Precision
@@ -29,14 +29,16 @@ KvBits = Literal[8, 16, 32]
 class ExportOptions:
     """What the user chose. ``num_workers`` processes quantize experts; it does not change a byte of the result.
 
-    ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model.
+    ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
+    is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
     """
 
     bits: Bits = 4
     dense_bits: DenseBits | None = None
     block_size: int = 128
     kv_bits: KvBits = 32
-    operators: Operators = "native"
+    target: Target = "desktop"
+    operators: Operators | None = None
     prefill_chunk_tokens: int = 512
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
@@ -45,9 +47,13 @@ class ExportOptions:
         return self.dense_bits or (32 if self.bits == 32 else 4)
 
     @property
+    def resolved_operators(self) -> Operators:
+        return self.operators or ("portable" if self.target == "ios" else "native")
+
+    @property
     def precision(self) -> Precision:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
-        return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.operators)
+        return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
 
 
 @dataclass

@@ -246,3 +246,16 @@ def test_rehearsals_read_nothing(tmp_path: Path) -> None:
     weights = Weights(Checkpoint(derive("qwen3_next", tmp_path / "plan")), rehearsal=True)
     plan = make_plan(weights.checkpoint, ExportOptions(), weights)
     assert set(plan.part_names[-2:]) == {"replay_convolution", "replay_recurrent"}
+
+
+def test_a_target_decides_what_is_used(lesonnx: Callable[..., Outcome], tmp_path: Path) -> None:
+    """iOS's package has ONNX Runtime 1.24.2: portable operators by themselves, and one line where a choice needs more."""
+    checkpoint, target = fixture("qwen3_next"), tmp_path / "ios"
+    options = ("--bits", "32", "--workers", "1", "--target", "ios")
+    assert lesonnx("export", checkpoint, target, *options).code == 0
+    assert Bundle(target).manifest.onnxruntime_at_least == "1.24"
+    for chosen in (("--operators", "native"), ("--kv-bits", "16"), ("--kv-bits", "8")):
+        outcome = lesonnx("export", checkpoint, tmp_path / "other", *options, *chosen)
+        assert outcome.code == 2
+        assert f"{' '.join(chosen)} needs ONNX Runtime 1.2" in outcome.error
+        assert not (tmp_path / "other").exists()
