@@ -249,7 +249,7 @@ def test_rehearsals_read_nothing(tmp_path: Path) -> None:
 
 
 def test_a_target_decides_what_is_used(lesonnx: Callable[..., Outcome], tmp_path: Path) -> None:
-    """iOS's package has ONNX Runtime 1.24.2: portable operators by themselves, and one line where a choice needs more."""
+    """iOS's package has ONNX Runtime 1.24.2: portable operators by themselves, one line where a choice needs more."""
     checkpoint, target = fixture("qwen3_next"), tmp_path / "ios"
     options = ("--bits", "32", "--workers", "1", "--target", "ios")
     assert lesonnx("export", checkpoint, target, *options).code == 0
