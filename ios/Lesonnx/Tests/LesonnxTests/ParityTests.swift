@@ -85,7 +85,7 @@ extension RuntimeTests {
             for token in test.tokenIds[1...4] {
                 _ = try runner.step([token], logitRows: [0])
             }
-            runner.rewind(to: test.promptIds.count)
+            try runner.rewind(to: test.promptIds.count)
             let again = try runner.step([test.tokenIds[0]], logitRows: [0])
             #expect(Array(again[UInt32.self]) == before)
         }
@@ -105,7 +105,7 @@ extension RuntimeTests {
                 let all = try runner.prefill(prompt, allLogits: true)
                 #expect(all.shape == [count, vocabSize])
                 let allBits = Array(all[UInt32.self])
-                runner.rewind(to: 0)
+                try runner.rewind(to: 0)
                 let last = try runner.prefill(prompt)
                 #expect(last.shape == [1, vocabSize])
                 seen.append(allBits + Array(last[UInt32.self]))
