@@ -32,7 +32,8 @@ extension RuntimeTests {
                 let logits = try reference.logits(test)
                 let schedules = isThorough || test.engine == .kernel ? Schedule.allCases : [.les]
                 for schedule in schedules {
-                    let budgets = schedule == .resident ? [.all] : isThorough ? Budget.allCases : [.quarter]
+                    let isBroad = isThorough && test.stepIds.isEmpty
+                    let budgets = schedule == .resident ? [.all] : isBroad ? Budget.allCases : [.quarter]
                     for budget in budgets {
                         let place = "\(name) \(test.name) \(schedule.rawValue) \(budget.rawValue)"
                         try compare(bundle, reference, test, hasBits ? logits : nil, schedule, budget.bytes(bundle), place)
