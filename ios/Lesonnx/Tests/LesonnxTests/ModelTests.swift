@@ -68,7 +68,16 @@ extension RuntimeTests {
         func memoryBudget(name: String) async throws {
             let (reference, _) = try Fixtures.reference(name)
             let test = try #require(reference.cases.first { $0.name == "greedy-kernel" })
-            let model = try await Model.load(Fixtures.bundle(name), options { $0.memoryBudgetBytes = 1 << 30 })
+            let bundle = try Fixtures.bundle(name)
+            let capacity = min(BundleManifest.growthTokens, bundle.manifest.model.maxPositionEmbeddings)
+            do {
+                _ = try await Model.load(bundle, options { $0.memoryBudgetBytes = 1 << 20 })
+                Issue.record("a megabyte was enough")
+            } catch LesonnxError.budget(let found) {
+                let stateBytes = bundle.manifest.stateBytes(capacityTokens: capacity)
+                #expect(found.contains("attention caches of \(capacity) tokens \(stateBytes),"), "\(found)")
+            }
+            let model = try await Model.load(bundle, options { $0.memoryBudgetBytes = 1 << 30 })
             let wanted = GenerationOptions(maxNewTokens: test.tokenIds.count, ignoresEos: true)
             for _ in 0..<2 {
                 let generation = try await model.generate(.ids(test.promptIds), wanted)
