@@ -18,14 +18,26 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-BUNDLES = {
-    "sample-int4": ("lesonnx/sample", "4"),
-    "qwen3_moe-float": ("tests/data/checkpoints/qwen3_moe", "32"),
-    "qwen2_moe-float": ("tests/data/checkpoints/qwen2_moe", "32"),
-    "qwen2_moe-int4": ("tests/data/checkpoints/qwen2_moe", "4"),
+CHECKPOINTS = "tests/data/checkpoints"
+# Name -> checkpoint and export options.
+BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sample-int4": ("lesonnx/sample", {"bits": 4}),
+    "sample-int4-kv8": ("lesonnx/sample", {"bits": 4, "kv_bits": 8}),
+    "qwen3_moe-float": (f"{CHECKPOINTS}/qwen3_moe", {"bits": 32}),
+    "qwen2_moe-float": (f"{CHECKPOINTS}/qwen2_moe", {"bits": 32}),
+    "qwen2_moe-int4": (f"{CHECKPOINTS}/qwen2_moe", {"bits": 4}),
+    "qwen3_next-float": (f"{CHECKPOINTS}/qwen3_next", {"bits": 32}),
+    "qwen3_next-portable-float": (f"{CHECKPOINTS}/qwen3_next", {"bits": 32, "operators": "portable"}),
+    "lfm2_moe-float": (f"{CHECKPOINTS}/lfm2_moe", {"bits": 32}),
+    "deepseek_v3-float": (f"{CHECKPOINTS}/deepseek_v3", {"bits": 32}),
+    "gpt_oss-float": (f"{CHECKPOINTS}/gpt_oss", {"bits": 32}),
+    "gemma4_text-float": (f"{CHECKPOINTS}/gemma4_text", {"bits": 32}),
+    "smallthinker-float": (f"{CHECKPOINTS}/smallthinker", {"bits": 32}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
+# What is taken back: a step of so many tokens, of which so many stay.
+STEP_TOKENS, KEPT_TOKENS = 5, 2
 PROMPT = "In the beginning God created"
 SAMPLED = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 12345}
 TEXTS = [
@@ -53,15 +65,21 @@ def export_bundles(out: Path) -> None:
     """The bundles that are not there yet."""
     from lesonnx_export.exporter import ExportOptions, export_bundle
 
-    for name, (checkpoint, bits) in BUNDLES.items():
+    for name, (checkpoint, options) in BUNDLES.items():
         target = out / "bundles" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            export_bundle(ROOT / checkpoint, target, ExportOptions(bits=int(bits)))  # type: ignore[arg-type]
+            export_bundle(ROOT / checkpoint, target, ExportOptions(**options))
 
 
-def run_case(bundle: Path, engine: str, prompt: str | list[int], sampling: dict[str, Any] | None) -> dict[str, Any]:
-    """Tokens and logits of one generation, step by step."""
+def run_case(
+    bundle: Path, engine: str, prompt: str | list[int], sampling: dict[str, Any] | None, rewinds: bool = False
+) -> dict[str, Any]:
+    """Tokens and logits of one generation, step by step.
+
+    With ``rewinds`` a step of ``step_ids`` follows the prompt and is taken back but for its first ``kept_tokens``. The
+    generation goes on from there: the first logits are the step's, of the last row that stays.
+    """
     import numpy as np
 
     import lesonnx
@@ -72,6 +90,11 @@ def run_case(bundle: Path, engine: str, prompt: str | list[int], sampling: dict[
         sampler = Sampler(SamplingOptions(**(sampling or {})))
         sampler.accept_all(prompt_ids)
         logits = [model.runner.prefill(prompt_ids)]
+        step: dict[str, Any] = {}
+        if rewinds:
+            step = {"step_ids": prompt_ids[:STEP_TOKENS], "kept_tokens": KEPT_TOKENS}
+            logits = [model.runner.step(step["step_ids"], [KEPT_TOKENS - 1])[0]]
+            model.runner.rewind(len(prompt_ids) + KEPT_TOKENS)
         token_ids: list[int] = []
         while True:
             token = sampler.sample(logits[-1])
@@ -85,6 +108,7 @@ def run_case(bundle: Path, engine: str, prompt: str | list[int], sampling: dict[
         "engine": engine,
         "prompt": prompt if isinstance(prompt, str) else None,
         "prompt_ids": prompt_ids,
+        **step,
         "token_ids": token_ids,
         "sampling": sampling,
         "text": text,
@@ -92,11 +116,21 @@ def run_case(bundle: Path, engine: str, prompt: str | list[int], sampling: dict[
     }
 
 
+def write_case(stem: Path, name: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Writes a case's logits beside the reference; gives what stands in it."""
+    logits = case.pop("logits")
+    path = stem.with_name(f"{stem.name}.{name}.f32")
+    path.write_bytes(logits.tobytes())
+    return {"name": name} | case | {"logits": path.name, "logits_shape": list(logits.shape)}
+
+
 def write_references(out: Path) -> None:
     """The references of the ONNX Runtime that this process imports."""
     import onnxruntime
 
+    from lesonnx import ort
     from lesonnx.bundle import Bundle
+    from lesonnx.errors import BundleError
     from lesonnx.tokenizer import Tokenizer
 
     version = onnxruntime.__version__
@@ -107,18 +141,21 @@ def write_references(out: Path) -> None:
         if target.exists():
             continue
         bundle = Bundle(out / "bundles" / name)
+        try:
+            ort.check_version(bundle.manifest.onnxruntime_at_least)
+        except BundleError as error:
+            print(f"no reference of {name}: {error}")
+            continue
         files = bundle.manifest.tokenizer
         tokenizer = Tokenizer.from_file(bundle.file(files.json_path)) if files and files.json_path else None
         prompt: str | list[int] = PROMPT if tokenizer else [(7 * i * i + 3) % 199 for i in range(23)]
-        cases = []
-        for engine in ("kernel", "session"):
-            for kind, sampling in (("greedy", None), ("sampled", SAMPLED)):
-                case = {"name": f"{kind}-{engine}"} | run_case(bundle.directory, engine, prompt, sampling)
-                logits = case.pop("logits")
-                case["logits"] = f"{name}.{version}.{case['name']}.f32"
-                case["logits_shape"] = list(logits.shape)
-                (folder / case["logits"]).write_bytes(logits.tobytes())
-                cases.append(case)
+        stem = folder / f"{name}.{version}"
+        cases = [
+            write_case(stem, f"{kind}-{engine}", run_case(bundle.directory, engine, prompt, sampling))
+            for engine in ("kernel", "session")
+            for kind, sampling in (("greedy", None), ("sampled", SAMPLED))
+        ]
+        rewind = write_case(stem, "rewind-kernel", run_case(bundle.directory, "kernel", prompt, None, rewinds=True))
         document = {
             "onnxruntime": version,
             "bundle": name,
@@ -130,6 +167,7 @@ def write_references(out: Path) -> None:
                 "all": bundle.expert_bytes,
             },
             "cases": cases,
+            "rewinds": [rewind],
             "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
             if tokenizer
             else [],

@@ -13,7 +13,7 @@ public struct BundleNeeds: Equatable, Sendable {
     public var diskBytes: Int
     /// Dense parts, which stay in memory.
     public var denseBytes: Int
-    /// Attention caches for the tokens asked for.
+    /// Attention caches for the tokens asked for, and states of fixed shape.
     public var stateBytes: Int
     /// Under this nothing runs.
     public var leastExpertBytes: Int
@@ -112,20 +112,6 @@ public enum Fit: Equatable, Sendable {
         case .fits(let budget, true): return "Fits, but slowly: only \(formatBytes(budget)) for experts."
         case .tooLittleMemory(let needs, let has): return "Needs \(formatBytes(needs)) of memory, this device has \(formatBytes(has))."
         case .tooLittleSpace(let needs, let has): return "Needs \(formatBytes(needs)) of storage, this device has \(formatBytes(has))."
-        }
-    }
-}
-
-extension BundleManifest {
-    /// What the states take when they hold that many tokens; they grow by 512.
-    public func stateBytes(contextTokens: Int) -> Int {
-        let capacity = (contextTokens + 511) / 512 * 512
-        return states.reduce(0) { total, state in
-            let elements = state.shape.reduce(1) { count, dimension in
-                if case .size(let size) = dimension { return count * size }
-                return count * capacity
-            }
-            return total + elements * (state.dtype == .float16 ? 2 : 4)
         }
     }
 }

@@ -16,7 +16,7 @@ enum InspectCommand {
         let needs = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: context)
         print("model    \(facts.modelType), \(facts.numHiddenLayers) layers, \(facts.numExpertsPerTok) of \(facts.numExperts) experts a token")
         print("experts  \(formatBytes(needs.allExpertBytes)) in \(bundle.manifest.quantization.expertBits) bits; a token uses \(formatBytes(needs.tokenExpertBytes))")
-        print("memory   at least \(formatBytes(needs.leastMemoryBytes)): dense parts \(formatBytes(needs.denseBytes)), caches \(formatBytes(needs.stateBytes)) for \(context) tokens")
+        print("memory   at least \(formatBytes(needs.leastMemoryBytes)): dense parts \(formatBytes(needs.denseBytes)), states \(formatBytes(needs.stateBytes)) for \(context) tokens")
         print("storage  \(formatBytes(needs.diskBytes))")
         print("talks    \(bundle.manifest.tokenizer?.chatFormat == nil ? "completes texts" : "chats")")
         print("here     \(Fit(needs, on: .current(for: bundle.directory), isStored: true).summary)")

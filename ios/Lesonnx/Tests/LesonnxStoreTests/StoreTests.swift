@@ -130,6 +130,17 @@ import Testing
         #expect(bundle.manifest.stateBytes(contextTokens: 1) == bundle.manifest.stateBytes(contextTokens: 512))
     }
 
+    /// States of fixed shape as `lesonnx inspect --json` counts them, beside caches of bytes a token.
+    @Test(
+        .enabled(if: mobileIsThere, "no build/mobile"),
+        arguments: [("qwen3_next-float", 78336, 512), ("lfm2_moe-float", 10240, 512), ("smallthinker-float", 0, 1024)])
+    func statesOfEveryKind(name: String, fixedBytes: Int, bytesPerToken: Int) throws {
+        let bundle = try ModelBundle(directory: try #require(mobileBundle(name)))
+        let needs = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: 512)
+        #expect(bundle.manifest.fixedStateBytes == fixedBytes)
+        #expect(needs.stateBytes == fixedBytes + 512 * bytesPerToken)
+    }
+
     @Test(.enabled(if: mobileIsThere, "no build/mobile")) func fits() throws {
         let needs = try needs(dense: 1_000_000_000)
         let large = DeviceOffer(memoryBytes: 4_000_000_000, freeDiskBytes: 1 << 40)

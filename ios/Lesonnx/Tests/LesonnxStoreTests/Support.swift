@@ -7,12 +7,14 @@ import Testing
 /// The repository, seen from this file.
 let repository = URL(filePath: #filePath).appending(path: "../../../../..").standardized
 
-/// A bundle that the exporter wrote; nil where nobody made the mobile fixtures.
-let sampleBundle: URL? = {
+/// A bundle that the exporter wrote, by name; nil where nobody made the mobile fixtures.
+func mobileBundle(_ name: String) -> URL? {
     let named = ProcessInfo.processInfo.environment["LESONNX_MOBILE"].map { URL(filePath: $0) }
-    let bundle = (named ?? repository.appending(path: "build/mobile")).appending(path: "bundles/qwen2_moe-int4")
+    let bundle = (named ?? repository.appending(path: "build/mobile")).appending(path: "bundles/\(name)")
     return exists(bundle) ? bundle : nil
-}()
+}
+
+let sampleBundle = mobileBundle("qwen2_moe-int4")
 let mobileIsThere = sampleBundle != nil || ProcessInfo.processInfo.environment["CI"] != nil
 
 /// A folder of a test's own; gone when the test is done.

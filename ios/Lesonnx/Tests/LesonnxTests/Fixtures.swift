@@ -18,6 +18,24 @@ enum Fixtures {
     /// Where they are missing the tests are left out, by name; in CI they run, and fail.
     static let canRun = isThere || ProcessInfo.processInfo.environment["CI"] != nil
 
+    /// Of every kind: attention in floats and in 8 bits, latent attention, sinks and windows, dense MLPs beside experts, early
+    /// routers, recurrences and convolutions.
+    static let names = [
+        "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
+        "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
+        "smallthinker-float",
+    ]
+
+    /// Those that the ONNX Runtime in use is new enough for. A bundle that is missing stays among them, so that its tests fail.
+    static let runnable = names.filter(isRunnable)
+
+    static let recurrent = ["qwen3_next-float", "qwen3_next-portable-float", "lfm2_moe-float"].filter(isRunnable)
+
+    static func isRunnable(_ name: String) -> Bool {
+        guard let bundle = try? bundle(name), let library = try? OrtLibrary.shared() else { return true }
+        return isVersion(library.version, atLeast: bundle.manifest.onnxruntimeAtLeast)
+    }
+
     static func bundle(_ name: String) throws -> ModelBundle {
         try ModelBundle(directory: folder.appending(path: "bundles/\(name)"))
     }
@@ -49,6 +67,9 @@ struct Reference {
         let engine: EngineChoice
         let prompt: String?
         let promptIds: [Int]
+        /// Of a rewind: the tokens of the step after the prompt, of which the first `keptTokens` stay.
+        let stepIds: [Int]
+        let keptTokens: Int
         let tokenIds: [Int]
         let sampling: SamplingOptions
         let text: String?
@@ -59,6 +80,8 @@ struct Reference {
     let numThreads: Int
     let prefillChunkTokens: Int
     let cases: [Case]
+    /// Generations that go on from a step that was taken back in part; their first logits are the step's.
+    let rewinds: [Case]
     let tokenizer: [(text: String, ids: [Int])]
     private let folder: URL
 
@@ -70,19 +93,21 @@ struct Reference {
         tokenizer = (document["tokenizer"]?.array ?? []).map { entry in
             (entry["text"]?.string ?? "", (entry["ids"]?.array ?? []).compactMap(\.int))
         }
-        cases = try (document["cases"]?.array ?? []).map { entry in
-            Case(
-                name: try #require(entry["name"]?.string),
-                engine: try #require(EngineChoice(rawValue: entry["engine"]?.string ?? "")),
-                prompt: entry["prompt"]?.string,
-                promptIds: (entry["prompt_ids"]?.array ?? []).compactMap(\.int),
-                tokenIds: (entry["token_ids"]?.array ?? []).compactMap(\.int),
-                sampling: try Self.sampling(entry["sampling"]),
-                text: entry["text"]?.string,
-                logits: try #require(entry["logits"]?.string),
-                vocabSize: try #require(entry["logits_shape"]?.array?.last?.int))
-        }
-        try #require(!cases.isEmpty)
+        cases = try (document["cases"]?.array ?? []).map(Self.read)
+        rewinds = try (document["rewinds"]?.array ?? []).map(Self.read)
+        try #require(!cases.isEmpty && !rewinds.isEmpty)
+    }
+
+    private static func read(_ entry: JSON) throws -> Case {
+        func ids(_ key: String) -> [Int] { (entry[key]?.array ?? []).compactMap(\.int) }
+        return Case(
+            name: try #require(entry["name"]?.string),
+            engine: try #require(EngineChoice(rawValue: entry["engine"]?.string ?? "")),
+            prompt: entry["prompt"]?.string, promptIds: ids("prompt_ids"), stepIds: ids("step_ids"),
+            keptTokens: entry["kept_tokens"]?.int ?? 0, tokenIds: ids("token_ids"),
+            sampling: try sampling(entry["sampling"]), text: entry["text"]?.string,
+            logits: try #require(entry["logits"]?.string),
+            vocabSize: try #require(entry["logits_shape"]?.array?.last?.int))
     }
 
     private static func sampling(_ json: JSON?) throws -> SamplingOptions {

@@ -63,6 +63,42 @@ extension RuntimeTests {
             await model.close()
         }
 
+        @Test("a memory budget changes no token, and counts every kind of state",
+            arguments: Fixtures.recurrent + ["smallthinker-float", "gemma4_text-float"])
+        func memoryBudget(name: String) async throws {
+            let (reference, _) = try Fixtures.reference(name)
+            let test = try #require(reference.cases.first { $0.name == "greedy-kernel" })
+            let bundle = try Fixtures.bundle(name)
+            let capacity = min(BundleManifest.growthTokens, bundle.manifest.model.maxPositionEmbeddings)
+            do {
+                _ = try await Model.load(bundle, options { $0.memoryBudgetBytes = 1 << 20 })
+                Issue.record("a megabyte was enough")
+            } catch LesonnxError.budget(let found) {
+                let stateBytes = bundle.manifest.stateBytes(capacityTokens: capacity)
+                #expect(found.contains("attention caches of \(capacity) tokens \(stateBytes),"), "\(found)")
+            }
+            let model = try await Model.load(bundle, options { $0.memoryBudgetBytes = 1 << 30 })
+            let wanted = GenerationOptions(maxNewTokens: test.tokenIds.count, ignoresEos: true)
+            for _ in 0..<2 {
+                let generation = try await model.generate(.ids(test.promptIds), wanted)
+                _ = try await generation.text()
+                #expect(await generation.report.tokenIds == test.tokenIds)
+            }
+            await model.close()
+        }
+
+        @Test("a bundle that needs a newer ONNX Runtime is refused by its version")
+        func tooOld() async throws {
+            for name in Fixtures.names where !Fixtures.isRunnable(name) {
+                do {
+                    _ = try await Model.load(Fixtures.bundle(name), options())
+                    Issue.record("\(name) was taken")
+                } catch LesonnxError.bundle(let found) {
+                    #expect(found.hasPrefix("the bundle needs ONNX Runtime 1."))
+                }
+            }
+        }
+
         @Test("a cancelled task ends its stream, and the model goes on")
         func cancelled() async throws {
             let (reference, _) = try Fixtures.reference("sample-int4")

@@ -19,18 +19,22 @@ extension RuntimeTests {
             }
         }
 
-        static let bundles = ["sample-int4", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4"]
+        static let thorough = ["sample-int4", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4"]
 
-        @Test("logits and tokens under every schedule, engine and budget", arguments: bundles)
+        @Test("logits and tokens under every schedule; of some bundles with every engine and budget", arguments: Fixtures.runnable)
         func everySchedule(name: String) throws {
             let bundle = try Fixtures.bundle(name)
             let (reference, hasBits) = try Fixtures.reference(name)
             let version = try OrtLibrary.shared().version
             print("\(name): ONNX Runtime \(version), \(hasBits ? "logits bit for bit" : "tokens")")
-            for test in reference.cases {
+            let isThorough = Self.thorough.contains(name)
+            for test in reference.cases + reference.rewinds {
                 let logits = try reference.logits(test)
-                for schedule in Schedule.allCases {
-                    for budget in schedule == .resident ? [.all] : Budget.allCases {
+                let schedules = isThorough || test.engine == .kernel ? Schedule.allCases : [.les]
+                for schedule in schedules {
+                    let isBroad = isThorough && test.stepIds.isEmpty
+                    let budgets = schedule == .resident ? [.all] : isBroad ? Budget.allCases : [.quarter]
+                    for budget in budgets {
                         let place = "\(name) \(test.name) \(schedule.rawValue) \(budget.rawValue)"
                         try compare(bundle, reference, test, hasBits ? logits : nil, schedule, budget.bytes(bundle), place)
                     }
@@ -48,6 +52,11 @@ extension RuntimeTests {
             var sampler = Sampler(test.sampling)
             try sampler.accept(all: test.promptIds)
             var logits = try runner.prefill(test.promptIds)
+            if !test.stepIds.isEmpty {
+                // A step of which only the first tokens stay; the last of those gives the first logits.
+                logits = try runner.step(test.stepIds, logitRows: [test.keptTokens - 1])
+                try runner.rewind(to: test.promptIds.count + test.keptTokens)
+            }
             let rowBytes = test.vocabSize * 4
             for (row, token) in test.tokenIds.enumerated() {
                 if row > 0 {
@@ -85,15 +94,16 @@ extension RuntimeTests {
             for token in test.tokenIds[1...4] {
                 _ = try runner.step([token], logitRows: [0])
             }
-            runner.rewind(to: test.promptIds.count)
+            try runner.rewind(to: test.promptIds.count)
             let again = try runner.step([test.tokenIds[0]], logitRows: [0])
             #expect(Array(again[UInt32.self]) == before)
         }
 
-        @Test("a prompt in chunks, its states growing, and all its logits")
-        func longPrompt() throws {
-            let bundle = try Fixtures.bundle("sample-int4")
-            let (reference, _) = try Fixtures.reference("sample-int4")
+        @Test("a prompt in chunks, its states growing, and all its logits",
+            arguments: ["sample-int4", "sample-int4-kv8", "smallthinker-float", "qwen3_next-portable-float"].filter(Fixtures.isRunnable))
+        func longPrompt(name: String) throws {
+            let bundle = try Fixtures.bundle(name)
+            let (reference, _) = try Fixtures.reference(name)
             let most = bundle.manifest.model.maxPositionEmbeddings
             let count = min(most - 1, 600)
             let prompt = (0..<count).map { 3 + ($0 * 7919) % (bundle.manifest.model.vocabSize - 3) }
@@ -105,7 +115,7 @@ extension RuntimeTests {
                 let all = try runner.prefill(prompt, allLogits: true)
                 #expect(all.shape == [count, vocabSize])
                 let allBits = Array(all[UInt32.self])
-                runner.rewind(to: 0)
+                try runner.rewind(to: 0)
                 let last = try runner.prefill(prompt)
                 #expect(last.shape == [1, vocabSize])
                 seen.append(allBits + Array(last[UInt32.self]))

@@ -111,10 +111,14 @@ final class ExpertLoader: @unchecked Sendable {
 
     /// Load and compute what MoE layer number `place` requires. Throws `load` where an expert cannot be read.
     ///
+    /// `beforeExperts` runs while the first loads are under way: what makes the experts' input of a layer whose router has spoken
+    /// before.
     /// A layer that is broken off leaves experts half loaded: nothing runs after it.
-    func runLayer(_ place: Int, _ work: LayerWork, _ prediction: Prediction?) throws {
+    func runLayer(
+        _ place: Int, _ work: LayerWork, _ prediction: Prediction?, beforeExperts: () throws -> Void
+    ) throws {
         do {
-            try carryLayerOut(place, work, prediction)
+            try carryLayerOut(place, work, prediction, beforeExperts)
         } catch {
             monitor.withLock { failure = failure ?? .failure("a step was broken off; load the bundle again") }
             throw error
@@ -123,7 +127,9 @@ final class ExpertLoader: @unchecked Sendable {
 
     /// The next layer is predicted twice: before any expert has run, so that reading starts early, and again when those in memory
     /// have, which sees better. A thread of its own does that, while this one computes.
-    private func carryLayerOut(_ place: Int, _ work: LayerWork, _ prediction: Prediction?) throws {
+    private func carryLayerOut(
+        _ place: Int, _ work: LayerWork, _ prediction: Prediction?, _ beforeExperts: () throws -> Void
+    ) throws {
         let began = secondsNow()
         try awaitPredictions()
         let answered = secondsNow()
@@ -132,6 +138,9 @@ final class ExpertLoader: @unchecked Sendable {
             counted.lookaheadMs += (answered - began) * 1e3
             counted.scheduleMs += (secondsNow() - answered) * 1e3
         }
+        let routed = secondsNow()
+        try beforeExperts()
+        note(denseSeconds: secondsNow() - routed)
         var left = work.numUsed + (layers[place].sharedCostBytes > 0 ? 1 : 0)
         var ready = [Bool](repeating: false, count: work.expertOut.shape[0] * work.expertOut.shape[1])
         if let prediction {

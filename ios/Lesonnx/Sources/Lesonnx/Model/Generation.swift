@@ -122,7 +122,7 @@ struct Generator {
         case .prefill:
             // The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
             report.reusedTokens = reuses ? runner.commonTokens(prompt) : 0
-            runner.rewind(to: report.reusedTokens)
+            try runner.rewind(to: report.reusedTokens)
             let began = secondsNow()
             let logits = try runner.prefill(Array(prompt.dropFirst(report.reusedTokens)))
             decodeBegan = secondsNow()

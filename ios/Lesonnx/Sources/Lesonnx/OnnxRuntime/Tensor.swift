@@ -51,18 +51,12 @@ final class Tensor: @unchecked Sendable {
 
     /// The same memory under another shape of as many elements.
     func reshaped(_ shape: [Int]) -> Tensor { Tensor(dtype, shape, at: pointer, of: self) }
+
+    /// The beginning of a tensor [1,T,n] as [1,count,n], in the same memory.
+    func rows(_ count: Int) -> Tensor { Tensor(dtype, [1, count, shape[2]], at: pointer, of: self) }
 }
 
 extension ElementType {
-    var byteCount: Int {
-        switch self {
-        case .float32, .int32: return 4
-        case .float16: return 2
-        case .int64: return 8
-        case .bool, .uint8: return 1
-        }
-    }
-
     var onnx: ONNXTensorElementDataType {
         switch self {
         case .float32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
@@ -71,6 +65,7 @@ extension ElementType {
         case .int32: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
         case .bool: return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL
         case .uint8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
+        case .int8: return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
         }
     }
 }

@@ -1,49 +1,40 @@
 import LesonnxScheduler
 
-/// All states of one sequence: attention caches that grow, rewound by stating a smaller length. Owned by a runner, which uses it
-/// from one thread at a time.
+/// All states of one sequence: attention caches that grow, and states of fixed shape. Owned by a runner, which uses it from one
+/// thread at a time.
 ///
-/// Lengths live in tensors that parts are bound to, so a step only writes numbers.
+/// Attention rewinds by stating a smaller length; `StepStates` says how far the others go back. Lengths live in tensors that parts
+/// are bound to, so a step only writes numbers.
 final class LayerStates {
-    /// Attention caches grow by this many tokens at a time.
-    static let growthTokens = 512
-
     let maxTokens: Int
     private(set) var numTokens = 0
     private(set) var capacityTokens = 0
-    /// By the state's name.
-    private(set) var tensors: [String: Tensor] = [:]
     let seqlensK = Tensor(.int32, [1])
     let totalSequenceLength = Tensor(.int32, [])
-    private let states: [PartState]
+    private let manifest: BundleManifest
+    private let caches: [PartState]
+    /// Of the caches, by the state's name.
+    private var tensors: [String: Tensor] = [:]
+    private var fixed: StepStates
 
-    /// Throws `bundle` for a state that is not an attention cache.
-    init(_ manifest: BundleManifest) throws {
-        states = manifest.states
+    init(_ manifest: BundleManifest) {
+        self.manifest = manifest
+        caches = manifest.states.filter(\.kind.isAttention)
+        fixed = StepStates(manifest)
         maxTokens = manifest.model.maxPositionEmbeddings
-        if let other = states.first(where: { !$0.kind.isAttention }) {
-            throw LesonnxError.bundle(
-                "state '\(other.name)' is of kind \(other.kind.rawValue), which this lesonnx does not run")
-        }
     }
 
     /// The capacity that holds that many tokens.
     func capacity(for numTokens: Int) -> Int {
-        let steps = (numTokens + Self.growthTokens - 1) / Self.growthTokens
-        return min(steps * Self.growthTokens, max(maxTokens, numTokens))
+        let growth = BundleManifest.growthTokens
+        return min((numTokens + growth - 1) / growth * growth, max(maxTokens, numTokens))
     }
 
     /// What the states take at a capacity.
-    func bytes(at capacityTokens: Int) -> Int {
-        states.reduce(0) { $0 + shape($1, capacityTokens).reduce($1.dtype.byteCount, *) }
-    }
+    func bytes(at capacityTokens: Int) -> Int { manifest.stateBytes(capacityTokens: capacityTokens) }
 
-    private func shape(_ state: PartState, _ capacityTokens: Int) -> [Int] {
-        state.shape.map { dimension in
-            if case .size(let size) = dimension { return size }
-            return capacityTokens
-        }
-    }
+    /// What recurrent layers take for themselves inside a step of that many rows.
+    func workingBytes(rows: Int) -> Int { fixed.workingBytes(rows: rows) }
 
     /// Make room for that many tokens in all; tensors may move. Throws `context` beyond the model's context.
     func reserve(_ numTokens: Int) throws {
@@ -53,9 +44,10 @@ final class LayerStates {
         if numTokens <= capacityTokens {
             return
         }
+        fixed.allocate()
         let capacity = capacity(for: numTokens)
-        for state in states {
-            let grown = Tensor(state.dtype, shape(state, capacity))
+        for state in caches {
+            let grown = Tensor(state.dtype, state.sizes(capacityTokens: capacity))
             if let old = tensors[state.name] {
                 // [1, heads, S, size]: each head's tokens so far.
                 let row = grown.shape[3] * state.dtype.byteCount
@@ -69,19 +61,50 @@ final class LayerStates {
         capacityTokens = capacity
     }
 
+    /// Which of the buffers of fixed shape the next step reads: bindings hold for one side.
+    var side: Int { fixed.side }
+
+    /// The tensors that a part reads its states from, by its names; valid until `reserve` or a turn of the side.
+    func inputs(of part: String) -> [String: Tensor] {
+        var inputs = fixed.inputs(of: part)
+        for state in caches where state.part == part {
+            inputs[state.input] = tensors[state.name]
+        }
+        return inputs
+    }
+
+    /// The tensors that a part writes its states to in a step of that many rows; valid as those it reads.
+    func outputs(of part: String, rows: Int) -> [String: Tensor] {
+        var outputs = fixed.outputs(of: part, rows: rows)
+        for state in caches where state.part == part {
+            outputs[state.output] = tensors[state.name]
+        }
+        return outputs
+    }
+
     /// State the lengths of a step of that many rows; room must have been reserved.
     func begin(rows: Int) {
         let total = Int32(numTokens + rows)
         seqlensK[Int32.self][0] = total - 1
         totalSequenceLength[Int32.self][0] = total
+        fixed.begin(after: numTokens)
     }
 
     /// The step's rows are part of the sequence.
-    func commit(rows: Int) { numTokens += rows }
+    func commit(rows: Int) {
+        numTokens += rows
+        fixed.commit(numTokens)
+    }
 
-    /// Go back to the first `numTokens` tokens: attention needs no more than the smaller number.
-    func rewind(to numTokens: Int) {
+    /// The most tokens, at most `numTokens`, to which `rewind` can go back.
+    func reachable(_ numTokens: Int) -> Int { fixed.reachable(numTokens) }
+
+    /// Go back to the first `numTokens` tokens; `run` runs a replay part. Throws `input` out of reach; nothing changes then.
+    ///
+    /// Attention needs no more than the smaller number.
+    func rewind(to numTokens: Int, _ run: RunPart) throws {
         precondition((0...self.numTokens).contains(numTokens), "cannot rewind to \(numTokens) of \(self.numTokens) tokens")
+        try fixed.rewind(to: numTokens, run)
         self.numTokens = numTokens
     }
 }

@@ -14,18 +14,21 @@ final class Runner {
     var governor: Governor?
     let states: LayerStates
 
-    private var memoryBound: MemoryBound?
+    /// nil where only the experts are bounded.
+    var memoryBound: MemoryBound?
     private var sessions: [String: Session] = [:]
-    private let segments: [Part]
+    let segments: [Part]
     /// By the number of the MoE layer before, which they look from.
-    private let lookaheads: [Part]
-    private let embed: Part
+    let lookaheads: [Part]
+    /// By the number of the MoE layer: what runs behind a router that speaks before its layer mixes tokens.
+    let mixers: [Part?]
+    let embed: Part
     private let head: Part
     private let headCarriesStates: Bool
     private let hasSharedExperts: Bool
     private var buffers: [Int: StepBuffers] = [:]
 
-    private var model: ModelFacts { bundle.manifest.model }
+    var model: ModelFacts { bundle.manifest.model }
 
     init(
         _ bundle: ModelBundle, _ loader: ExpertLoader, _ environment: OrtEnvironment, prefillChunkTokens: Int? = nil
@@ -34,7 +37,7 @@ final class Runner {
         self.bundle = bundle
         self.loader = loader
         self.prefillChunkTokens = prefillChunkTokens ?? manifest.prefillChunkTokens
-        states = try LayerStates(manifest)
+        states = LayerStates(manifest)
         segments = manifest.parts.filter { $0.role == .segment }
         guard let embed = manifest.part(.embed), let head = manifest.part(.head) else {
             throw LesonnxError.bundle("a bundle has exactly one embed and one head part")
@@ -43,6 +46,7 @@ final class Runner {
         self.head = head
         lookaheads = loader.usesLookahead
             ? segments.dropFirst().compactMap { manifest.part(.lookahead, layerIdx: $0.layerIdx) } : []
+        mixers = segments.map { manifest.part(.mixer, layerIdx: $0.layerIdx) }
         headCarriesStates = manifest.states.contains { $0.part == head.name }
         hasSharedExperts = manifest.expertLayers.contains { $0.sharedKind != nil }
         for part in manifest.parts where part.role != .lookahead || loader.usesLookahead {
@@ -64,15 +68,19 @@ final class Runner {
     /// Tokens of the sequence so far.
     var numTokens: Int { states.numTokens }
 
-    /// Go back to the first `numTokens` tokens of the sequence.
-    func rewind(to numTokens: Int) {
-        states.rewind(to: numTokens)
+    /// Go back to the first `numTokens` tokens of the sequence. Throws `input` where its states do not reach them; nothing changes
+    /// then.
+    func rewind(to numTokens: Int) throws {
+        try states.rewind(to: numTokens) { part, inputs, outputs in
+            try Binding(session(part), inputs: inputs, outputs: outputs).run()
+        }
         tokenIds.removeSubrange(numTokens...)
     }
 
-    /// How many tokens of the sequence a prompt begins with; its last token never counts, since it must run.
+    /// How many tokens of the sequence, to which it can be rewound, a prompt begins with; its last token never counts, since it must
+    /// run.
     func commonTokens(_ prompt: [Int]) -> Int {
-        zip(tokenIds, prompt.dropLast()).prefix { $0 == $1 }.count
+        states.reachable(zip(tokenIds, prompt.dropLast()).prefix { $0 == $1 }.count)
     }
 
     // MARK: steps
@@ -135,7 +143,12 @@ final class Runner {
             try run(part, place: place, buffers)
             let work = try work(place, buffers)
             denseSeconds += secondsNow() - began
-            try loader.runLayer(place, work, looksAhead ? try prediction(after: place, buffers) : nil)
+            let prediction = looksAhead ? try prediction(after: place, buffers) : nil
+            try loader.runLayer(place, work, prediction) {
+                if let mixer = mixers[place] {
+                    try run(mixer, place: place, buffers)
+                }
+            }
             began = secondsNow()
         }
         let logits = try runHead(logitRows, buffers)
@@ -175,7 +188,7 @@ final class Runner {
     }
 
     /// The head on some rows; without any it still runs where it carries states (dense layers come last).
-    private func runHead(_ logitRows: [Int], _ buffers: StepBuffers) throws -> Tensor {
+    func runHead(_ logitRows: [Int], _ buffers: StepBuffers) throws -> Tensor {
         let none = Tensor(.float32, [0, model.vocabSize])
         if logitRows.isEmpty && !headCarriesStates {
             return none
@@ -185,8 +198,8 @@ final class Runner {
             try bindHead(buffers, Tensor(logitRows.map(Int64.init)), logits).run()
             return logits
         }
-        let binding = try buffers.head ?? bindHead(buffers, buffers.logitRows, buffers.logits)
-        buffers.head = binding
+        let binding = try buffers.heads[states.side] ?? bindHead(buffers, buffers.logitRows, buffers.logits)
+        buffers.heads[states.side] = binding
         buffers.logitRows[Int64.self][0] = Int64(logitRows.first ?? 0)
         try binding.run()
         return logitRows.isEmpty ? none : buffers.logits
@@ -195,158 +208,69 @@ final class Runner {
     // MARK: bindings
 
     /// The tensors of this width; beside decode's one row, only the last width is kept.
-    private func buffers(for rows: Int) -> StepBuffers {
+    func buffers(for rows: Int) -> StepBuffers {
         if let known = buffers[rows] {
             return known
         }
         buffers = buffers.filter { $0.key == 1 }
-        let made = StepBuffers(model, rows: rows)
+        let made = StepBuffers(bundle.manifest, rows: rows)
         buffers[rows] = made
         return made
     }
 
-    private func run(_ part: Part, place: Int?, _ buffers: StepBuffers) throws {
+    func run(_ part: Part, place: Int?, _ buffers: StepBuffers) throws {
         try binding(part, place: place, buffers).run()
     }
 
-    private func session(_ part: Part) throws -> Session {
-        guard let session = sessions[part.name] else { throw LesonnxError.failure("part \(part.name) is not loaded") }
+    private func session(_ part: String) throws -> Session {
+        guard let session = sessions[part] else { throw LesonnxError.failure("part \(part) is not loaded") }
         return session
     }
 
-    /// A part bound to these tensors; `place` counts the segments before it.
+    /// A part bound to these tensors; `place` counts the segments before it (a mixer's own is behind it).
     private func binding(_ part: Part, place: Int?, _ buffers: StepBuffers) throws -> Binding {
-        if let known = buffers.bindings[part.name] {
+        let key = StepBuffers.Bound(part: part.name, side: states.side)
+        if let known = buffers.bindings[key] {
             return known
         }
-        var outputs: [String: Tensor]
-        switch part.role {
-        case .embed:
-            outputs = ["hidden": buffers.hidden]
-        case .lookahead:
-            outputs = ["scores": buffers.lookaheadScores]
-        case .segment, .head:
-            let out = buffers.streams[(place ?? 0) % 2]
-            outputs = [
-                "residual_out": out.residual, "moe_input": buffers.moeInput, "topk_ids": buffers.topkIds,
-                "topk_weights_out": out.topkWeights, "router_scores": buffers.routerScores,
-            ]
-            if part.outputs.contains(where: { $0.name == "shared_weights_out" }) {
-                outputs["shared_weights_out"] = out.sharedWeights
-            }
-            outputs.merge(stateOutputs(part)) { first, _ in first }
-        }
-        let made = try Binding(session(part), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
-        buffers.bindings[part.name] = made
+        let out = buffers.streams[(place ?? 0) % 2]
+        let known = [
+            "hidden": buffers.hidden, "scores": buffers.lookaheadScores,
+            "residual_out": part.role == .mixer ? buffers.mixedResidual : out.residual, "moe_input": buffers.moeInput,
+            "topk_ids": buffers.topkIds, "topk_weights_out": out.topkWeights, "shared_weights_out": out.sharedWeights,
+            "router_scores": buffers.routerScores,
+        ]
+        var outputs = known.filter { name, _ in part.outputs.contains { $0.name == name } }
+        outputs.merge(states.outputs(of: part.name, rows: buffers.rows)) { _, state in state }
+        let made = try Binding(session(part.name), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
+        buffers.bindings[key] = made
         return made
     }
 
     private func bindHead(_ buffers: StepBuffers, _ rows: Tensor, _ logits: Tensor) throws -> Binding {
         var inputs = inputs(head, place: segments.count, buffers)
         inputs["logit_rows"] = rows
-        var outputs = stateOutputs(head)
+        var outputs = states.outputs(of: head.name, rows: buffers.rows)
         outputs["logits"] = logits
-        return try Binding(session(head), inputs: inputs, outputs: outputs)
+        return try Binding(session(head.name), inputs: inputs, outputs: outputs)
     }
 
-    /// The tensors a part reads; `place` counts the segments before it.
+    /// The tensors a part reads; `place` counts the segments before it (a mixer's own is behind it).
     private func inputs(_ part: Part, place: Int, _ buffers: StepBuffers) -> [String: Tensor] {
         let before = buffers.streams[(place + 1) % 2]
+        var residual = before.residual
+        if part.role == .mixer {
+            residual = buffers.streams[place % 2].residual
+        } else if place > 0 && mixers[place - 1] != nil {
+            residual = buffers.mixedResidual
+        }
         var known = [
-            "input_ids": buffers.inputIds, "hidden": buffers.hidden, "residual": before.residual,
+            "input_ids": buffers.inputIds, "hidden": buffers.hidden, "residual": residual,
             "topk_weights": before.topkWeights, "shared_weights": before.sharedWeights, "expert_out": buffers.expertOut,
             "shared_out": buffers.sharedOut, "ready": buffers.ready, "position_ids": buffers.positionIds,
             "seqlens_k": states.seqlensK, "total_sequence_length": states.totalSequenceLength,
         ]
-        for state in bundle.manifest.states where state.part == part.name {
-            known[state.input] = states.tensors[state.name]
-        }
+        known.merge(states.inputs(of: part.name)) { _, state in state }
         return known.filter { name, _ in part.inputs.contains { $0.name == name } }
     }
-
-    private func stateOutputs(_ part: Part) -> [String: Tensor] {
-        var outputs: [String: Tensor] = [:]
-        for state in bundle.manifest.states where state.part == part.name {
-            outputs[state.output] = states.tensors[state.name]
-        }
-        return outputs
-    }
-
-    // MARK: memory
-
-    /// Bound the process: experts get what is left, less as caches grow. Throws `budget` if that is too little.
-    ///
-    /// Call once, with all sessions open and before the first step.
-    func boundMemory(_ memoryBudgetBytes: Int, expertBudgetBytes: Int?) throws {
-        try warmUp()
-        let chunk = prefillChunkTokens
-        let held = 2 * StepBuffers.bytes(model, rows: chunk) + chunk * model.vocabSize / 8
-        memoryBound = MemoryBound(
-            budgetBytes: memoryBudgetBytes, fixedBytes: Memory.currentBytes() + held + MemoryBound.spareBytes,
-            expertBudgetBytes: expertBudgetBytes)
-        try shareMemory(capacityTokens: states.capacity(for: 1))
-    }
-
-    /// Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
-    ///
-    /// What it leaves in the attention caches is written over by the first step.
-    private func warmUp() throws {
-        try states.reserve(1)
-        states.begin(rows: 1)
-        let buffers = buffers(for: 1)
-        try run(embed, place: nil, buffers)
-        for (place, part) in segments.enumerated() {
-            try run(part, place: place, buffers)
-        }
-        for (place, part) in lookaheads.enumerated() {
-            try run(part, place: place + 1, buffers)
-        }
-        _ = try runHead([0], buffers)
-    }
-
-    /// Give the experts what a capacity of attention caches leaves them.
-    private func shareMemory(capacityTokens: Int) throws {
-        guard let bound = memoryBound else { return }
-        let stateBytes = states.bytes(at: capacityTokens)
-        let left = Int(Double(bound.budgetBytes - bound.fixedBytes - stateBytes) / loader.engine.memoryPerByte)
-        let least = loader.keepsAll ? bundle.expertBytes : bundle.leastBudgetBytes
-        if left < least {
-            throw LesonnxError.budget(
-                "the memory budget is \(bound.budgetBytes) bytes; runtime, dense parts and a prefill chunk may take "
-                    + "\(bound.fixedBytes), attention caches of \(capacityTokens) tokens \(stateBytes), and the experts need "
-                    + "at least \(least)")
-        }
-        try loader.pressure(min(left, bound.expertBudgetBytes ?? bundle.expertBytes))
-    }
-
-    /// What the user, or the system, grants the experts from the next step on; attention caches may leave them less. Throws
-    /// `budget` where it is too small; nothing changes then.
-    func grant(expertBudgetBytes: Int) throws {
-        let bytes = min(expertBudgetBytes, bundle.expertBytes)
-        if loader.keepsAll && bytes < bundle.expertBytes {
-            throw LesonnxError.budget("schedule resident keeps all experts, which take \(bundle.expertBytes) bytes")
-        }
-        if memoryBound == nil {
-            try loader.pressure(bytes)
-            return
-        }
-        let before = memoryBound
-        memoryBound?.expertBudgetBytes = bytes
-        do {
-            try shareMemory(capacityTokens: max(states.capacityTokens, states.capacity(for: 1)))
-        } catch {
-            memoryBound = before
-            throw error
-        }
-    }
-}
-
-/// What the process may take, what it takes beside states and experts, and what the user grants the experts.
-private struct MemoryBound {
-    /// What ONNX Runtime and Swift take beside what is counted.
-    static let spareBytes = 48 << 20
-
-    let budgetBytes: Int
-    let fixedBytes: Int
-    var expertBudgetBytes: Int?
 }

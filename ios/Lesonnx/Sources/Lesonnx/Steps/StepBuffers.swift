@@ -10,10 +10,13 @@ final class StepBuffers {
         let sharedWeights: Tensor
     }
 
+    let rows: Int
     let inputIds: Tensor
     let positionIds: Tensor
     let hidden: Tensor
     let streams: [Stream]
+    /// What a mixer makes of the residual: it may not write the one it reads, and the other one's weights are in use.
+    let mixedResidual: Tensor
     let moeInput: Tensor
     let topkIds: Tensor
     let routerScores: Tensor
@@ -23,19 +26,29 @@ final class StepBuffers {
     let lookaheadScores: Tensor
     let logitRows = Tensor(.int64, [1])
     let logits: Tensor
-    var bindings: [String: Binding] = [:]
-    var head: Binding?
+    var bindings: [Bound: Binding] = [:]
+    /// The head on one row, by side of the states.
+    var heads: [Int: Binding] = [:]
 
-    init(_ model: ModelFacts, rows: Int) {
+    /// A part, bound for one side of the states.
+    struct Bound: Hashable {
+        let part: String
+        let side: Int
+    }
+
+    init(_ manifest: BundleManifest, rows: Int) {
+        let (model, residual) = (manifest.model, manifest.residualSize)
         let (hidden, slots, experts) = (model.hiddenSize, model.numExpertsPerTok, model.numExperts)
+        self.rows = rows
         inputIds = Tensor(.int64, [1, rows])
         positionIds = Tensor(.int64, [1, rows])
         self.hidden = Tensor(.float32, [1, rows, hidden])
         streams = (0..<2).map { _ in
             Stream(
-                residual: Tensor(.float32, [1, rows, hidden]), topkWeights: Tensor(.float32, [rows, slots]),
+                residual: Tensor(.float32, [1, rows, residual]), topkWeights: Tensor(.float32, [rows, slots]),
                 sharedWeights: Tensor(.float32, [rows, 1]))
         }
+        mixedResidual = Tensor(.float32, [1, rows, manifest.part(.mixer) == nil ? 0 : residual])
         moeInput = Tensor(.float32, [rows, hidden])
         topkIds = Tensor(.int64, [rows, slots])
         routerScores = Tensor(.float32, [rows, experts])
@@ -47,8 +60,10 @@ final class StepBuffers {
     }
 
     /// What the tensors of a step of that many rows take, without what ONNX Runtime needs inside a part.
-    static func bytes(_ model: ModelFacts, rows: Int) -> Int {
-        let row = model.hiddenSize * (5 + model.numExpertsPerTok) + model.numExperts + 6 * model.numExpertsPerTok
+    static func bytes(_ manifest: BundleManifest, rows: Int) -> Int {
+        let model = manifest.model
+        let row = 3 * manifest.residualSize + model.hiddenSize * (3 + model.numExpertsPerTok)
+            + model.numExperts + 6 * model.numExpertsPerTok
         return rows * row * 4
     }
 }

@@ -51,7 +51,7 @@ public struct Quantization: Equatable, Sendable {
         var record = try Record(field)
         expertBits = try record.required("expert_bits").int(of: [2, 4, 8, 32])
         denseBits = try record.required("dense_bits").int(of: [4, 8, 32])
-        kvBits = try record.optional("kv_bits")?.int(of: [16, 32]) ?? 32
+        kvBits = try record.optional("kv_bits")?.int(of: [8, 16, 32]) ?? 32
         blockSize = try record.required("block_size").int(of: [0, 16, 32, 64, 128])
         try record.end()
     }
@@ -134,6 +134,7 @@ public struct BundleManifest: Equatable, Sendable {
             try record.optional("skipped_tensors")?.dictionary { (why) throws(LesonnxError) in try why.string() } ?? [:]
         try record.end()
         try checkParts()
+        try checkStates()
         try checkLayers()
     }
 
@@ -145,14 +146,67 @@ public struct BundleManifest: Equatable, Sendable {
         for role in [Role.embed, .head] where parts.filter({ $0.role == role }).map(\.name) != [role.rawValue] {
             throw .bundle("parts: a bundle has exactly one \(role.rawValue) part, of that name")
         }
-        for state in states where !names.contains(state.part) {
-            throw .bundle("states: state '\(state.name)' names part '\(state.part)', which is not there")
+        if !(1...(1 << 31)).contains(residualSize) {
+            throw .bundle("parts: residual_out has \(residualSize) values a token, expected 1 to \(1 << 31)")
+        }
+    }
+
+    private func checkStates() throws(LesonnxError) {
+        var bytes = 0
+        for state in states {
+            guard let owner = parts.first(where: { $0.name == state.part }) else {
+                throw .bundle("states: state '\(state.name)' names part '\(state.part)', which is not there")
+            }
+            if let replay = state.replay {
+                try check(replay, of: state, owner)
+            }
+            // A cache at its largest, or two buffers: what is counted later on stays a number.
+            var own: Int? = 8 * (state.kind.isAttention ? model.maxPositionEmbeddings + Self.growthTokens : 1)
+            for size in state.shape.compactMap(\.size) {
+                own = own.flatMap { product($0, size) }
+            }
+            bytes = min(own ?? countLimit, countLimit) + bytes
+            if bytes >= countLimit {
+                throw .bundle("states: at the model's whole context they would have more than \(countLimit) bytes")
+            }
+        }
+    }
+
+    /// Whether a state's rows are what its replay part takes.
+    private func check(_ replay: Replay, of state: PartState, _ owner: Part) throws(LesonnxError) {
+        let place = "states: state '\(state.name)'"
+        guard let part = parts.first(where: { $0.name == replay.part && $0.role == .replay }) else {
+            throw .bundle("\(place) names '\(replay.part)', which is no part of role replay")
+        }
+        let past = part.inputs.first { $0.name == "past" }
+        let present = part.outputs.first { $0.name == "present" }
+        if past?.shape != state.shape || present?.shape != state.shape {
+            throw .bundle("states: part '\(part.name)' does not take past and give present \(state.shape)")
+        }
+        let taken = part.inputs.filter { $0.name != "past" }
+        if Set(taken.map(\.name)) != Set(replay.rows.keys) {
+            let names = taken.map(\.name).sorted().joined(separator: ", ")
+            throw .bundle("\(place): part '\(part.name)' takes the rows \(names)")
+        }
+        for value in taken {
+            let name = replay.rows[value.name] ?? ""
+            guard let row = owner.outputs.first(where: { $0.name == name }), row.shape == value.shape,
+                row.dtype == value.dtype
+            else { throw .bundle("\(place): rows '\(name)' are not what '\(part.name)' takes") }
+            let isSized = row.shape.last?.size.map { $0 > 0 && $0 < PartState.sizeLimit } ?? false
+            if row.shape.count != 3 || Array(row.shape.prefix(2)) != [.size(1), .symbol("T")] || !isSized {
+                throw .bundle("states: shape \(row.shape) of the rows '\(name)' is not [1, 'T', size]")
+            }
         }
     }
 
     private func checkLayers() throws(LesonnxError) {
         if expertLayers.isEmpty {
             throw .bundle("expert_layers: expected at least one layer, found none")
+        }
+        let early = parts.filter { $0.role == .mixer }.map(\.layerIdx)
+        if !early.allSatisfy({ idx in expertLayers.contains { $0.layerIdx == idx } }) {
+            throw .bundle("a mixer part belongs to no MoE layer")
         }
         let ahead = Set(parts.filter { $0.role == .lookahead }.map(\.layerIdx))
         if let layer = expertLayers.dropFirst().first(where: { !ahead.contains($0.layerIdx) }) {
@@ -176,6 +230,12 @@ public struct BundleManifest: Equatable, Sendable {
                 throw .bundle("expert_layers.\(place): its pack would have more than \(countLimit) bytes")
             }
         }
+    }
+
+    /// The values of a token in what segments hand on as `residual`: the hidden size, in Gemma 4 twice that.
+    public var residualSize: Int {
+        let outputs = parts.lazy.flatMap(\.outputs)
+        return outputs.compactMap { $0.name == "residual_out" ? $0.shape.last?.size : nil }.first ?? model.hiddenSize
     }
 
     /// The part of a role (and layer); nil where there is none.

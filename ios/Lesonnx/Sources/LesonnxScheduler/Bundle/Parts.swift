@@ -1,13 +1,35 @@
-// The dense parts of a bundle and what they carry: the records `Part`, `PartState` (`State` is SwiftUI's) and their pieces of the manifest.
+// The dense parts of a bundle: the record `Part` and its pieces of the manifest.
 
 public enum ElementType: String, Equatable, Sendable, CaseIterable {
-    case float32, float16, int64, int32, bool, uint8
+    case float32, float16, int64, int32, bool, uint8, int8
+
+    public var byteCount: Int {
+        switch self {
+        case .float32, .int32: return 4
+        case .float16: return 2
+        case .int64: return 8
+        case .bool, .uint8, .int8: return 1
+        }
+    }
 }
 
 /// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity.
-public enum TensorDimension: Equatable, Sendable {
+public enum TensorDimension: Equatable, Sendable, CustomStringConvertible {
     case size(Int)
     case symbol(String)
+
+    public var description: String {
+        switch self {
+        case .size(let size): return "\(size)"
+        case .symbol(let letter): return "'\(letter)'"
+        }
+    }
+
+    /// nil for a letter.
+    public var size: Int? {
+        if case .size(let size) = self { return size }
+        return nil
+    }
 
     init(_ field: Field) throws(LesonnxError) {
         if let size = field.value.int {
@@ -53,7 +75,7 @@ public enum Target: String, Equatable, Sendable, CaseIterable {
 }
 
 public enum Role: String, Equatable, Sendable, CaseIterable {
-    case embed, segment, head, lookahead
+    case embed, segment, mixer, head, lookahead, replay
 }
 
 /// A dense ONNX model of the bundle.
@@ -85,52 +107,5 @@ public struct Part: Equatable, Sendable {
         }
         self.providers = providers
         try record.end()
-    }
-}
-
-public enum StateKind: String, Equatable, Sendable, CaseIterable {
-    case attentionKey = "attention_key"
-    case attentionValue = "attention_value"
-    case convolution, recurrent
-
-    public var isAttention: Bool { self == .attentionKey || self == .attentionValue }
-}
-
-/// A tensor that a part carries from step to step: `input` and `output` of `part`, zero at the start.
-///
-/// Attention states are [1, kv heads, S, head size]; past and present are one buffer of the host's, of any capacity S that holds
-/// the tokens so far and those of the step.
-public struct PartState: Equatable, Sendable {
-    public let name: String
-    public let kind: StateKind
-    public let layerIdx: Int
-    public let part: String
-    public let input: String
-    public let output: String
-    public let dtype: ElementType
-    public let shape: [TensorDimension]
-
-    init(_ field: Field) throws(LesonnxError) {
-        var record = try Record(field)
-        name = try record.required("name").string()
-        kind = try record.required("kind").choice()
-        layerIdx = try record.required("layer_idx").int(0...countLimit)
-        part = try record.required("part").string()
-        input = try record.required("input").string()
-        output = try record.required("output").string()
-        dtype = try record.required("dtype").choice()
-        shape = try record.required("shape").array(TensorDimension.init)
-        try record.end()
-        if kind.isAttention && !isAttentionShape {
-            throw .bundle("\(field.path).shape: of state '\(name)' is not [1, heads, 'S', size]")
-        }
-    }
-
-    private var isAttentionShape: Bool {
-        shape.count == 4 && shape[2] == .symbol("S")
-            && [0, 1, 3].allSatisfy { place in
-                if case .size(let size) = shape[place] { return size > 0 && size < 1 << 20 }
-                return false
-            }
     }
 }

@@ -1,0 +1,84 @@
+import LesonnxScheduler
+
+// How a runner shares a memory budget between states and experts.
+extension Runner {
+    /// Bound the process: experts get what is left, less as caches grow. Throws `budget` if that is too little.
+    ///
+    /// Call once, with all sessions open and before the first step.
+    func boundMemory(_ memoryBudgetBytes: Int, expertBudgetBytes: Int?) throws {
+        try warmUp()
+        let chunk = prefillChunkTokens
+        let held = 2 * StepBuffers.bytes(bundle.manifest, rows: chunk) + chunk * model.vocabSize / 8
+            + states.workingBytes(rows: chunk)
+        memoryBound = MemoryBound(
+            budgetBytes: memoryBudgetBytes, fixedBytes: Memory.currentBytes() + held + MemoryBound.spareBytes,
+            expertBudgetBytes: expertBudgetBytes)
+        try shareMemory(capacityTokens: states.capacity(for: 1))
+    }
+
+    /// Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
+    ///
+    /// What it leaves in the states is written over by the first step.
+    private func warmUp() throws {
+        try states.reserve(1)
+        states.begin(rows: 1)
+        let buffers = buffers(for: 1)
+        try run(embed, place: nil, buffers)
+        for (place, part) in segments.enumerated() {
+            try run(part, place: place, buffers)
+            if let mixer = mixers[place] {
+                try run(mixer, place: place, buffers)
+            }
+        }
+        for (place, part) in lookaheads.enumerated() {
+            try run(part, place: place + 1, buffers)
+        }
+        _ = try runHead([0], buffers)
+    }
+
+    /// Give the experts what a capacity of attention caches leaves them.
+    func shareMemory(capacityTokens: Int) throws {
+        guard let bound = memoryBound else { return }
+        let stateBytes = states.bytes(at: capacityTokens)
+        let left = Int(Double(bound.budgetBytes - bound.fixedBytes - stateBytes) / loader.engine.memoryPerByte)
+        let least = loader.keepsAll ? bundle.expertBytes : bundle.leastBudgetBytes
+        if left < least {
+            throw LesonnxError.budget(
+                "the memory budget is \(bound.budgetBytes) bytes; runtime, dense parts and a prefill chunk may take "
+                    + "\(bound.fixedBytes), attention caches of \(capacityTokens) tokens \(stateBytes), and the experts need "
+                    + "at least \(least)")
+        }
+        try loader.pressure(min(left, bound.expertBudgetBytes ?? bundle.expertBytes))
+    }
+
+    /// What the user, or the system, grants the experts from the next step on; attention caches may leave them less. Throws
+    /// `budget` where it is too small; nothing changes then.
+    func grant(expertBudgetBytes: Int) throws {
+        let bytes = min(expertBudgetBytes, bundle.expertBytes)
+        if loader.keepsAll && bytes < bundle.expertBytes {
+            throw LesonnxError.budget("schedule resident keeps all experts, which take \(bundle.expertBytes) bytes")
+        }
+        if memoryBound == nil {
+            try loader.pressure(bytes)
+            return
+        }
+        let before = memoryBound
+        memoryBound?.expertBudgetBytes = bytes
+        do {
+            try shareMemory(capacityTokens: max(states.capacityTokens, states.capacity(for: 1)))
+        } catch {
+            memoryBound = before
+            throw error
+        }
+    }
+}
+
+/// What the process may take, what it takes beside states and experts, and what the user grants the experts.
+struct MemoryBound {
+    /// What ONNX Runtime and Swift take beside what is counted.
+    static let spareBytes = 48 << 20
+
+    let budgetBytes: Int
+    let fixedBytes: Int
+    var expertBudgetBytes: Int?
+}
