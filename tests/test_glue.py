@@ -94,7 +94,7 @@ def told(spec: Spec) -> list[str]:
     lines = [
         f"title {as_utf16(spec.title)}",
         f"bytes {spec.download_bytes} {spec.dense_bytes} {spec.expert_bytes} {spec.least_budget_bytes}"
-        f" {spec.token_demand_bytes} {spec.state_bytes_per_token}",
+        f" {spec.token_demand_bytes} {spec.state_bytes_per_token} {spec.fixed_state_bytes}",
         f"model {model.model_type} {model.hidden_size} {model.num_hidden_layers} {model.vocab_size} {model.num_experts}"
         f" {model.num_experts_per_tok} {model.moe_intermediate_size} {model.max_position_embeddings}"
         f" {model.num_parameters} {model.num_active_parameters}",

@@ -20,6 +20,7 @@ from lesonnx.manifest import (
     Target,
     Value,
 )
+from lesonnx.step_states import StepStates
 
 # Symbolic dimensions -> the negative number by which generated code writes them, and what they count.
 SYMBOLS = {"T": (-1, "tokens of the step"), "R": (-2, "rows of logits"), "S": (-3, "tokens that a cache has room for")}
@@ -61,6 +62,7 @@ class Spec:
     least_budget_bytes: int
     token_demand_bytes: int
     state_bytes_per_token: int
+    fixed_state_bytes: int
     budgets: list[Budget]
     parts: list[Part]
     providers: dict[str, list[Provider]]
@@ -96,6 +98,7 @@ def read_spec(bundle: Bundle, target: Target, title: str | None = None) -> Spec:
         least_budget_bytes=bundle.least_budget_bytes,
         token_demand_bytes=bundle.token_demand_bytes,
         state_bytes_per_token=state_bytes_per_token(bundle),
+        fixed_state_bytes=StepStates(manifest).num_bytes,
         budgets=suggest_budgets(bundle.least_budget_bytes, bundle.token_demand_bytes, bundle.expert_bytes),
         parts=manifest.parts,
         providers={part.name: part.providers.get(target) or DEFAULT_PROVIDERS for part in manifest.parts},

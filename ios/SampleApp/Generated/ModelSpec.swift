@@ -51,6 +51,9 @@ public enum ModelSpec {
     /// What one more token of context takes in the attention caches.
     public static let stateBytesPerToken = 3_072
 
+    /// What states of convolutions and recurrences take, however long the context.
+    public static let fixedStateBytes = 0
+
     /// Expert budgets worth offering, from the least to all experts.
     public static let budgets: [Budget] = [
         Budget(name: "least", bytes: 98_304),

@@ -8,7 +8,7 @@ private fun hex(text: String): String = text.map { "%04x".format(it.code) }.join
 public fun main() {
     val spec = ModelSpec
     println("title ${hex(spec.TITLE)}")
-    println("bytes ${spec.DOWNLOAD_BYTES} ${spec.DENSE_BYTES} ${spec.EXPERT_BYTES} ${spec.LEAST_BUDGET_BYTES} ${spec.TOKEN_DEMAND_BYTES} ${spec.STATE_BYTES_PER_TOKEN}")
+    println("bytes ${spec.DOWNLOAD_BYTES} ${spec.DENSE_BYTES} ${spec.EXPERT_BYTES} ${spec.LEAST_BUDGET_BYTES} ${spec.TOKEN_DEMAND_BYTES} ${spec.STATE_BYTES_PER_TOKEN} ${spec.FIXED_STATE_BYTES}")
     println("model ${spec.MODEL_TYPE} ${spec.HIDDEN_SIZE} ${spec.NUM_HIDDEN_LAYERS} ${spec.VOCAB_SIZE} ${spec.NUM_EXPERTS} ${spec.NUM_EXPERTS_PER_TOK} ${spec.MOE_INTERMEDIATE_SIZE} ${spec.MAX_POSITION_EMBEDDINGS} ${spec.NUM_PARAMETERS} ${spec.NUM_ACTIVE_PARAMETERS}")
     println("ids ${spec.EOS_TOKEN_IDS} ${spec.BOS_TOKEN_ID ?: "none"} ${spec.PAD_TOKEN_ID ?: "none"}")
     println("bits ${spec.EXPERT_BITS} ${spec.DENSE_BITS} ${spec.KV_BITS} ${spec.PREFILL_CHUNK_TOKENS} ${spec.ONNXRUNTIME_AT_LEAST}")

@@ -12,7 +12,7 @@ func option(_ value: Int?) -> String { value.map(String.init) ?? "none" }
 print("title \(hex(ModelSpec.title))")
 print(
     "bytes \(ModelSpec.downloadBytes) \(ModelSpec.denseBytes) \(ModelSpec.expertBytes) \(ModelSpec.leastBudgetBytes)",
-    "\(ModelSpec.tokenDemandBytes) \(ModelSpec.stateBytesPerToken)")
+    "\(ModelSpec.tokenDemandBytes) \(ModelSpec.stateBytesPerToken) \(ModelSpec.fixedStateBytes)")
 print(
     "model \(ModelSpec.modelType) \(ModelSpec.hiddenSize) \(ModelSpec.numHiddenLayers) \(ModelSpec.vocabSize)",
     "\(ModelSpec.numExperts) \(ModelSpec.numExpertsPerTok) \(ModelSpec.moeIntermediateSize)",

@@ -54,6 +54,9 @@ public object ModelSpec {
     /** What one more token of context takes in the attention caches. */
     public const val STATE_BYTES_PER_TOKEN: Long = 3_072L
 
+    /** What states of convolutions and recurrences take, however long the context. */
+    public const val FIXED_STATE_BYTES: Long = 0L
+
     /** Expert budgets worth offering, from the least to all experts. */
     public val BUDGETS: List<Budget> = listOf(
         Budget("least", 98_304L),
