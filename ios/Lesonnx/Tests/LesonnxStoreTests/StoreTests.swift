@@ -135,7 +135,7 @@ import Testing
         let read = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: 512)
         // As an app has them from a ModelSpec, before the bundle is there.
         let given = BundleNeeds(
-            diskBytes: read.diskBytes, denseBytes: read.denseBytes, stateBytes: bundle.manifest.stateBytes(contextTokens: 1),
+            diskBytes: read.diskBytes, denseBytes: read.denseBytes, stateBytes: read.stateBytes,
             leastExpertBytes: bundle.leastBudgetBytes, tokenExpertBytes: bundle.tokenDemandBytes,
             allExpertBytes: bundle.expertBytes)
         #expect(given == read)
