@@ -1,3 +1,5 @@
+import Foundation
+
 /// Everything that can go wrong, under the names of the Python runtime's errors. The text is one line: the thing, what was
 /// expected, what was found.
 public enum LesonnxError: Error, Equatable, Sendable, CustomStringConvertible {
@@ -31,4 +33,9 @@ public enum LesonnxError: Error, Equatable, Sendable, CustomStringConvertible {
         case .load, .schedule, .failure: return false
         }
     }
+}
+
+/// So that `localizedDescription`, which most apps show, is that line too.
+extension LesonnxError: LocalizedError {
+    public var errorDescription: String? { description }
 }

@@ -21,6 +21,18 @@ public struct BundleNeeds: Equatable, Sendable {
     public var tokenExpertBytes: Int
     public var allExpertBytes: Int
 
+    /// From sizes that are known already, such as those of a `ModelSpec` (`stateBytesPerToken` times the tokens wanted).
+    public init(
+        diskBytes: Int, denseBytes: Int, stateBytes: Int, leastExpertBytes: Int, tokenExpertBytes: Int, allExpertBytes: Int
+    ) {
+        self.diskBytes = diskBytes
+        self.denseBytes = denseBytes
+        self.stateBytes = stateBytes
+        self.leastExpertBytes = leastExpertBytes
+        self.tokenExpertBytes = tokenExpertBytes
+        self.allExpertBytes = allExpertBytes
+    }
+
     /// `contextTokens`: how long a conversation is to be; at most what the model takes.
     public init(_ manifest: BundleManifest, _ checksums: Checksums, contextTokens: Int) {
         let shapes = manifest.layerShapes

@@ -141,6 +141,17 @@ import Testing
         #expect(needs.stateBytes == fixedBytes + 512 * bytesPerToken)
     }
 
+    @Test(.enabled(if: mobileIsThere, "no build/mobile")) func needsFromSizes() throws {
+        let bundle = try ModelBundle(directory: try #require(sampleBundle))
+        let read = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: 512)
+        // As an app has them from a ModelSpec, before the bundle is there.
+        let given = BundleNeeds(
+            diskBytes: read.diskBytes, denseBytes: read.denseBytes, stateBytes: read.stateBytes,
+            leastExpertBytes: bundle.leastBudgetBytes, tokenExpertBytes: bundle.tokenDemandBytes,
+            allExpertBytes: bundle.expertBytes)
+        #expect(given == read)
+    }
+
     @Test(.enabled(if: mobileIsThere, "no build/mobile")) func fits() throws {
         let needs = try needs(dense: 1_000_000_000)
         let large = DeviceOffer(memoryBytes: 4_000_000_000, freeDiskBytes: 1 << 40)

@@ -99,6 +99,64 @@ extension RuntimeTests {
             }
         }
 
+        @Test("a budget beyond all experts, or beyond the first, is not in force")
+        func budgetInForce() async throws {
+            let bundle = try Fixtures.bundle("sample-int4")
+            let model = try await Model.load(bundle, options { $0.expertBudgetBytes = 2_000_000_000 })
+            #expect(await model.expertBudgetBytes == bundle.expertBytes)
+            // A warning gives memory up, however much was allowed.
+            #expect(try await model.respond(to: .warning) == bundle.expertBytes / 2)
+            #expect(try await model.respond(to: .normal) == bundle.expertBytes)
+            await model.close()
+            let small = try await Model.load(bundle, options { $0.expertBudgetBytes = bundle.tokenDemandBytes })
+            try await small.grant(expertBudgetBytes: bundle.expertBytes)
+            #expect(await small.expertBudgetBytes == bundle.tokenDemandBytes)
+            await small.close()
+        }
+
+        @Test("between two chunks of a prompt, others have their turn", .timeLimit(.minutes(2)))
+        func turns() async throws {
+            let bundle = try Fixtures.bundle("sample-int4")
+            let ids = (0..<1200).map { 5 + $0 % 300 }
+            let whole = try await Model.load(bundle, options { $0.prefillChunkTokens = 2 })
+            func waitForPrompt() async {
+                while true {
+                    let ran = await whole.numTokens
+                    if ran > 0 && ran < ids.count {
+                        return
+                    }
+                    await Task.yield()
+                }
+            }
+            let expected = try await whole.generate(.ids(ids), GenerationOptions(maxNewTokens: 3)).text()
+            // Pressure while the prompt runs, and not after it.
+            let generation = try await whole.generate(.ids(ids), GenerationOptions(maxNewTokens: 3))
+            let task = Task { try await generation.text() }
+            await waitForPrompt()
+            #expect(try await whole.respond(to: .critical) == bundle.tokenDemandBytes)
+            #expect(await whole.numTokens < ids.count)
+            #expect(try await task.value == expected)
+            // Closing ends a prompt.
+            let second = try await whole.generate(.ids(ids))
+            let ended = Task { try await second.text() }
+            await waitForPrompt()
+            await whole.close()
+            await #expect(throws: LesonnxError.input("the model is closed")) { try await ended.value }
+        }
+
+        @Test("what the caller does between two tokens does not count as decoding")
+        func slowCaller() async throws {
+            let model = try await Model.load(Fixtures.bundle("sample-int4"), options())
+            let generation = try await model.generate(.ids([5, 6, 7]), GenerationOptions(maxNewTokens: 4, ignoresEos: true))
+            let began = secondsNow()
+            for try await _ in generation.tokens {
+                try await Task.sleep(for: .milliseconds(300))
+            }
+            let tookMs = (secondsNow() - began) * 1e3
+            #expect(await generation.report.decodeMs < tookMs - 1200)
+            await model.close()
+        }
+
         @Test("a cancelled task ends its stream, and the model goes on")
         func cancelled() async throws {
             let (reference, _) = try Fixtures.reference("sample-int4")
@@ -189,6 +247,10 @@ extension RuntimeTests {
             #expect(
                 await refusal { _ = try await Model.load(bundle, options { $0.numLoaders = 0 }) }
                     == "numLoaders is 0, expected 1 to 64")
+            #expect(
+                await refusal { _ = try await Model.load(bundle, options { $0.memoryBudgetBytes = .min }) }
+                    == "memoryBudgetBytes is \(Int.min), expected a number of bytes")
+            #expect(LesonnxError.input("one line").localizedDescription == "one line")
             let model = try await Model.load(bundle, options())
             #expect(
                 await refusal { _ = try await Model.load(bundle, options { $0.numThreads = 1 }) }.contains("runs on 2"))

@@ -64,7 +64,8 @@ public struct GenerationReport: Equatable, Sendable {
 
     public init() {}
 
-    /// Decode speed: tokens after the first, which the prefill gives, by the time they took.
+    /// Decode speed: tokens after the first, which the prefill gives, by the time they took; what the caller does between two
+    /// tokens does not count.
     public var tokensPerS: Double {
         tokenIds.count > 1 && decodeMs > 0 ? Double(tokenIds.count - 1) / (decodeMs / 1e3) : 0
     }
@@ -77,14 +78,16 @@ struct Generator {
     private let limit: Int
     private let eos: Set<Int>
     private let reuses: Bool
+    private var prefillBegan = 0.0
     private var sampler: Sampler
     private var decoder: StreamDecoder?
     private var stop: StopChecker
-    private var stage = Stage.prefill
-    private var decodeBegan = 0.0
+    private var stage = Stage.begin
 
     private enum Stage {
-        case prefill
+        case begin
+        /// What of the prompt has not run; its last token always runs, since it gives the logits.
+        case prefill(rest: ArraySlice<Int>)
         /// The last token is sampled and not yet run.
         case decode(last: Int)
         case flush
@@ -116,20 +119,34 @@ struct Generator {
         report.promptTokens = prompt.count
     }
 
-    /// The next token; nil at the end.
-    mutating func next(_ runner: Runner) throws -> Token? {
-        switch stage {
-        case .prefill:
-            // The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+    /// Run a chunk of the prompt, unless at most one is left, which gives the first token; whether it did.
+    mutating func runChunk(_ runner: Runner) throws -> Bool {
+        if case .begin = stage {
+            // The prompt, but for what the sequence begins with already.
+            prefillBegan = secondsNow()
             report.reusedTokens = reuses ? runner.commonTokens(prompt) : 0
             try runner.rewind(to: report.reusedTokens)
-            let began = secondsNow()
-            let logits = try runner.prefill(Array(prompt.dropFirst(report.reusedTokens)))
-            decodeBegan = secondsNow()
-            report.prefillMs = (decodeBegan - began) * 1e3
-            return try take(logits)
+            stage = .prefill(rest: prompt.dropFirst(report.reusedTokens))
+        }
+        guard case .prefill(let rest) = stage, rest.count > runner.prefillChunkTokens else { return false }
+        _ = try runner.step(Array(rest.prefix(runner.prefillChunkTokens)), logitRows: [])
+        stage = .prefill(rest: rest.dropFirst(runner.prefillChunkTokens))
+        return true
+    }
+
+    /// The next token; nil at the end. For the first, `runChunk` is to be called until it gives false.
+    mutating func next(_ runner: Runner) throws -> Token? {
+        switch stage {
+        case .begin:
+            throw LesonnxError.failure("a token was asked for before the prompt has run")
+        case .prefill(let rest):
+            let logits = try runner.prefill(Array(rest))
+            let ended = secondsNow()
+            report.prefillMs = (ended - prefillBegan) * 1e3
+            return try take(logits, since: ended)
         case .decode(let last):
-            return try take(runner.step([last], logitRows: [0]))
+            let began = secondsNow()
+            return try take(runner.step([last], logitRows: [0]), since: began)
         case .flush:
             return flush()
         case .end:
@@ -138,10 +155,10 @@ struct Generator {
     }
 
     /// The token that the logits [1,V] give; the end may be one, and is not given out.
-    private mutating func take(_ logits: Tensor) throws -> Token? {
+    private mutating func take(_ logits: Tensor, since began: Double) throws -> Token? {
         let id = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
         report.tokenIds.append(id)
-        report.decodeMs = (secondsNow() - decodeBegan) * 1e3
+        report.decodeMs += (secondsNow() - began) * 1e3
         if eos.contains(id) {
             report.finishReason = .eos
             return flush()

@@ -46,6 +46,11 @@ public struct LoadOptions: Equatable, Sendable {
                 throw .input("\(name) is \(value), expected 1 to \(limit)")
             }
         }
+        for (name, value) in [("expertBudgetBytes", expertBudgetBytes), ("memoryBudgetBytes", memoryBudgetBytes)] {
+            if let value, value < 0 {
+                throw .input("\(name) is \(value), expected a number of bytes")
+            }
+        }
         if lookahead == true && schedule == .onDemand {
             throw .input("schedule on-demand keeps nothing, so there is nothing to look ahead for")
         }

@@ -16,7 +16,7 @@ extension Model {
         if options.schedule == .resident {
             return expertBudgetBytes
         }
-        let most = options.expertBudgetBytes ?? bundle.expertBytes
+        let most = mostExpertBytes
         let least = min(max(bundle.tokenDemandBytes, bundle.leastBudgetBytes), most)
         switch level {
         case .normal: try grant(expertBudgetBytes: most)

@@ -8,7 +8,8 @@ public enum Prompt: Equatable, Sendable {
 }
 
 /// The tokens of one generation, as they come; iterate once. A step is run when its token is asked for: whoever stops asking, or
-/// whose task is cancelled, stops the work at the end of the step under way. The report is complete at the end.
+/// whose task is cancelled, stops the work at the end of the step under way (of a prompt, of the chunk). A cancelled task's loop
+/// ends, or throws `CancellationError`; the report's `finishReason` is nil then. The report is complete at the end.
 public struct Generation: Sendable {
     public let tokens: AsyncThrowingStream<Token, any Error>
     private let model: Model
@@ -20,7 +21,7 @@ public struct Generation: Sendable {
         tokens = AsyncThrowingStream { try await model.next(of: number) }
     }
 
-    /// How it goes, or went; empty once another generation of the model has begun.
+    /// How it goes, or went; empty once another generation of the model has begun or the model is closed.
     public var report: GenerationReport {
         get async { await model.report(of: number) }
     }
@@ -35,7 +36,8 @@ public struct Generation: Sendable {
     }
 }
 
-/// A loaded bundle, one sequence at a time. Its work is done on a thread of its own; calls wait for the step under way.
+/// A loaded bundle, one sequence at a time. Its work is done on a thread of its own; calls wait for the step under way, which is
+/// one token, or one chunk of a prompt.
 ///
 /// Close it to free sessions, caches and experts at once, and to end its threads; dropping the last reference does so too.
 public actor Model {
@@ -88,7 +90,7 @@ public actor Model {
                 "the bundle needs ONNX Runtime \(needed) or later, found \(environment.library.version)")
         }
         let config = options.schedulerConfig
-        let budget = options.expertBudgetBytes ?? bundle.expertBytes
+        let budget = mostExpertBytes
         let least = config.resident ? bundle.expertBytes : bundle.leastBudgetBytes
         if budget < least {
             let what = config.resident ? "schedule resident keeps all experts," : "this bundle needs at least"
@@ -157,14 +159,28 @@ public actor Model {
         return Generation(self, numGenerations)
     }
 
-    fileprivate func next(of number: Int) throws -> Token? {
+    fileprivate func next(of number: Int) async throws -> Token? {
+        var runner = try runner(of: number)
+        while try generator?.runChunk(runner) == true {
+            // Who waits has its turn between two chunks: memory pressure cannot wait for a long prompt, nor should `close`.
+            await Task.yield()
+            runner = try self.runner(of: number)
+        }
+        return try generator?.next(runner)
+    }
+
+    /// The runner, where it may go on with this generation and its task wants that.
+    private func runner(of number: Int) throws -> Runner {
         let runner = try openRunner()
         if number != numGenerations {
             throw LesonnxError.input("another generation of this model has begun")
         }
         try Task.checkCancellation()
-        return try generator?.next(runner)
+        return runner
     }
+
+    /// Tokens of the sequence that have run; 0 once closed.
+    var numTokens: Int { runner?.numTokens ?? 0 }
 
     fileprivate func report(of number: Int) -> GenerationReport {
         number == numGenerations ? generator?.report ?? GenerationReport() : GenerationReport()
@@ -178,13 +194,16 @@ public actor Model {
     /// Begin to count anew.
     public func resetTelemetry() { runner?.loader.resetTelemetry() }
 
+    /// The first expert budget. It is no more than all experts take: half of what is given up at a warning must be of memory.
+    nonisolated var mostExpertBytes: Int { min(options.expertBudgetBytes ?? bundle.expertBytes, bundle.expertBytes) }
+
     /// What the experts may take now; 0 once closed.
     public var expertBudgetBytes: Int { runner?.loader.expertBudgetBytes ?? 0 }
 
     /// Grant the experts another budget, at most the first one, from the next step on; what they give up goes back to the system.
     /// Throws `budget` where it is too small; nothing changes then.
     public func grant(expertBudgetBytes: Int) throws {
-        try openRunner().grant(expertBudgetBytes: expertBudgetBytes)
+        try openRunner().grant(expertBudgetBytes: min(expertBudgetBytes, mostExpertBytes))
     }
 
     /// Free sessions, caches and experts. What is asked of the model after it throws.
