@@ -42,9 +42,9 @@ IGNORED = frozenset(
 # No model's are larger; what is, would only exhaust the memory of whoever believes it.
 LARGEST = 1 << 18
 LARGEST_OF = {
-    "num_hidden_layers": 1 << 9,
-    "num_nextn_predict_layers": 1 << 9,
-    "num_experts": 1 << 12,
+    "num_hidden_layers": 1 << 8,
+    "num_nextn_predict_layers": 1 << 8,
+    "num_experts": 1 << 11,
     "vocab_size": 1 << 26,
     # Lengths cost nothing by themselves, and some configs mean "no end" by the largest.
     "max_position_embeddings": (1 << 31) - 1,

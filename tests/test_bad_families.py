@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +210,15 @@ def test_any_value_of_any_key(name: str) -> None:
                 refused += "\n" not in message and len(message) < 1000
     # Sizes, counts and rotary settings refuse most of these values, keys that training used none.
     assert refused > 3 * len(places)
+
+
+@pytest.mark.parametrize("text_config", [3, [], "x", [{}]])
+def test_a_text_config_that_is_no_object(lesonnx: Call, tmp_path: Path, text_config: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**read_config("qwen3_moe"), "text_config": text_config}), encoding="utf-8")
+    outcome = lesonnx("inspect", "--shape", path)
+    assert outcome.code == 2
+    assert "text_config must be an object" in outcome.error
 
 
 @pytest.mark.parametrize(
