@@ -13,7 +13,7 @@ import numpy as np
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Dtype, State
-from lesonnx_export.checkpoint import Float32, Weights
+from lesonnx_export.checkpoint import Float32, Weights, one_above_other
 from lesonnx_export.graph import MICROSOFT, Graph, StoredTensor
 from lesonnx_export.quantize import fitting_block_size, quantize
 from lesonnx_export.rope import Rope
@@ -86,7 +86,7 @@ class Step:
     def fused_linear(self, x: str, parts: Sequence[tuple[str, int, str | None]], columns: int) -> str:
         """Several linear maps (weight, rows, bias) of one input as one product, side by side in the output."""
         matrices = [self.weights(name, rows, columns) for name, rows, _ in parts]
-        matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+        matrix = matrices[0] if len(matrices) == 1 else one_above_other(matrices)
         del matrices
         bias = ""
         if parts[0][2] is not None:

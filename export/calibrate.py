@@ -49,13 +49,14 @@ def cache_spans(directory: Path) -> Spans:
     options = LoadOptions(expert_budget_bytes=max(layer_bytes, bundle.least_budget_bytes))
     ids = calibration_ids(bundle)
     window = min(WINDOW_TOKENS, bundle.manifest.model.max_position_embeddings)
+    caches = [state for state in bundle.manifest.states if state.is_attention]
     spans: Spans = {}
     with load(bundle, options) as model:
         runner = model.runner
         for start in range(0, len(ids), window):
             runner.rewind(0)
             runner.prefill(ids[start : start + window])
-            for state in bundle.manifest.states:
+            for state in caches:
                 held = runner.states.arrays[state.name][0, :, : runner.num_tokens]
                 span = np.abs(held).max(axis=1).astype(np.float32)
                 spans[state.name] = np.maximum(spans.get(state.name, span), span)

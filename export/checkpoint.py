@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,13 @@ def _mapped_bytes(info: TensorInfo) -> NDArray[np.uint8]:
         header_bytes = int.from_bytes(file.read(8), "little")
         start, end = json.loads(file.read(header_bytes))[info.key]["data_offsets"]
     return np.memmap(info.file, np.uint8, "r", 8 + header_bytes + start, (end - start,))
+
+
+def one_above_other(matrices: Sequence[Float32]) -> Float32:
+    """Matrices of as many columns as one; a rehearsal's zeros stay one element."""
+    if any(any(matrix.strides) for matrix in matrices):
+        return np.concatenate(matrices)
+    return np.broadcast_to(np.float32(0), (sum(map(len, matrices)), *matrices[0].shape[1:]))
 
 
 class Weights:

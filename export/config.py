@@ -6,7 +6,6 @@ Every key that a family reads is recorded, so that what it left unread can be to
 from __future__ import annotations
 
 import difflib
-import math
 from typing import Any
 
 from lesonnx.errors import CheckpointError
@@ -40,6 +39,19 @@ IGNORED = frozenset(
         *("id2label", "label2id", "problem_type"),
     }
 )
+# No model's are larger; what is, would only exhaust the memory of whoever believes it.
+LARGEST = 1 << 18
+LARGEST_OF = {
+    "num_hidden_layers": 1 << 8,
+    "num_nextn_predict_layers": 1 << 8,
+    "num_experts": 1 << 11,
+    "vocab_size": 1 << 26,
+    # Lengths cost nothing by themselves, and some configs mean "no end" by the largest.
+    "max_position_embeddings": (1 << 31) - 1,
+    "sliding_window": (1 << 31) - 1,
+    "sliding_window_size": (1 << 31) - 1,
+}
+FLOAT32_MOST = 3.4028234663852886e38
 _MISSING = object()
 
 
@@ -63,9 +75,9 @@ class Config:
         value = self.values.get("model_type")
         architectures = self.values.get("architectures")
         if value is None and isinstance(architectures, list):
-            value = next((UNNAMED[name] for name in architectures if name in UNNAMED), None)
+            value = next((UNNAMED[name] for name in architectures if isinstance(name, str) and name in UNNAMED), None)
         if not isinstance(value, str):
-            raise CheckpointError(f"config.json: model_type must be a name, found {value!r}")
+            raise CheckpointError(f"config.json: model_type must be a name, found {value!r:.100}")
         return value
 
     def raw(self, key: str, default: Any = _MISSING) -> Any:
@@ -83,23 +95,35 @@ class Config:
         return default
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
-        """A whole number of at least 1 (0 only where the default is 0)."""
+        """A whole number of at least 1 (0 only where the default is 0), of a size that a model can have."""
         value = self.raw(key, default)
         least = 0 if default == 0 else 1
+        most = LARGEST_OF.get(key, LARGEST)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise CheckpointError(f"config.json: {key} must be a whole number of at least {least}, found {value!r}")
+            raise CheckpointError(
+                f"config.json: {key} must be a whole number of at least {least}, found {value!r:.100}"
+            )
+        if value > most:
+            raise CheckpointError(f"config.json: {key} is {value}, expected at most {most}")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         value = self.raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise CheckpointError(f"config.json: {key} must be a number, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_float32(value):
+            raise CheckpointError(f"config.json: {key} must be a number that float32 holds, found {value!r:.100}")
         return float(value)
+
+    def positive(self, key: str, default: Any = _MISSING) -> float:
+        """A number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise CheckpointError(f"config.json: {key} must be a positive number, found {value!r}")
+        return value
 
     def flag(self, key: str, default: Any = _MISSING) -> bool:
         value = self.raw(key, default)
         if not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {key} must be true or false, found {value!r}")
+            raise CheckpointError(f"config.json: {key} must be true or false, found {value!r:.100}")
         return value
 
     def require(self, key: str, allowed: tuple[Any, ...], default: Any) -> None:
@@ -107,7 +131,9 @@ class Config:
         value = self.raw(key, default)
         if value not in allowed:
             shown = " or ".join(repr(item) for item in allowed)
-            raise CheckpointError(f"config.json: {key} is {value!r}, only {shown} is supported for {self.model_type}")
+            raise CheckpointError(
+                f"config.json: {key} is {value!r:.100}, only {shown} is supported for {self.model_type}"
+            )
 
     def layer_types(self, count: int, known: tuple[str, ...], default: list[str] | None = None) -> list[str]:
         """What mixes tokens in each of ``count`` layers."""
@@ -123,7 +149,7 @@ class Config:
         value = self.values.get(key, self.defaults.get(key))
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
-            raise CheckpointError(f"config.json: {key} must be a token id or a list of them, found {value!r}")
+            raise CheckpointError(f"config.json: {key} must be a token id or a list of them, found {value!r:.100}")
         return list(values)
 
     def unread(self) -> list[str]:
@@ -135,10 +161,15 @@ class Config:
         )
 
 
+def _is_float32(value: float) -> bool:
+    """Whether a number is finite, and stays so in float32."""
+    return -FLOAT32_MOST <= value <= FLOAT32_MOST
+
+
 def unknown_family(model_type: str, supported: list[str]) -> CheckpointError:
     """The error for a model_type that has no file under ``architectures/``."""
     nearest = difflib.get_close_matches(model_type, supported, n=1, cutoff=0.0)
     hint = f"; the nearest is {nearest[0]}" if nearest else ""
     return CheckpointError(
-        f"config.json: model_type {model_type!r} is not supported, expected one of {', '.join(supported)}{hint}"
+        f"config.json: model_type {model_type!r:.100} is not supported, expected one of {', '.join(supported)}{hint}"
     )

@@ -5,6 +5,7 @@ It knows ONNX and the operators' plain forms, but no model and no bundle.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ class DenseStore:
     def begin(self, dtype: Dtype, shape: tuple[int, ...]) -> StoredTensor:
         """Room for a tensor at the end; its bytes follow by ``write``."""
         start = -(-self.end_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES
-        length = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        length = math.prod(shape) * np.dtype(dtype).itemsize
         if self._file is not None:
             self._file.write(b"\0" * (start - self.end_bytes))
         self.end_bytes = start + length

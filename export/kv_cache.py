@@ -40,9 +40,11 @@ def scales_of(spans: Spans) -> dict[str, NDArray[np.float32]]:
 
 def quantize_caches(directory: Path, manifest: Manifest, scales: Mapping[str, NDArray[np.float32]]) -> Manifest:
     """Rewrite the parts that carry caches, but those rewritten before; gives the manifest that describes them."""
-    states = {state.input: state for state in manifest.states}
+    # Convolutions and recurrences are few values, which all that follows depends on: they stay float32.
+    caches = [state for state in manifest.states if state.is_attention]
+    states = {state.input: state for state in caches}
     for part in manifest.parts:
-        if any(state.part == part.name for state in manifest.states):
+        if any(state.part == part.name for state in caches):
             path = directory / part.path
             model = onnx.load(str(path), load_external_data=False)
             if rewrite(model, states, scales):
@@ -54,8 +56,10 @@ def quantize_caches(directory: Path, manifest: Manifest, scales: Mapping[str, ND
     return manifest.model_copy(
         update={
             "quantization": quantization,
-            "parts": [_with_int8(part, manifest.states) for part in manifest.parts],
-            "states": [state.model_copy(update={"dtype": "int8"}) for state in manifest.states],
+            "parts": [_with_int8(part, caches) for part in manifest.parts],
+            "states": [
+                state.model_copy(update={"dtype": "int8"}) if state.is_attention else state for state in manifest.states
+            ],
         }
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from lesonnx.errors import CheckpointError
 from lesonnx_export.blocks import Step
 from lesonnx_export.config import Config
-from lesonnx_export.rope import Rope, rope_parameters, yarn_mscale
+from lesonnx_export.rope import Rope, number_in, rope_parameters, yarn_mscale
 
 # The norms of the two latents have this one, whatever the config says of the others.
 LATENT_NORM_EPS = 1e-6
@@ -48,7 +48,7 @@ class LatentAttention:
         scale = float((nope + rotary) ** -0.5)
         parameters = rope_parameters(config)
         if parameters["rope_type"] != "default" and parameters.get("mscale_all_dim"):
-            scale *= yarn_mscale(float(parameters["factor"]), float(parameters["mscale_all_dim"])) ** 2
+            scale *= yarn_mscale(number_in(parameters, "factor"), number_in(parameters, "mscale_all_dim")) ** 2
         return cls(
             hidden_size=config.integer("hidden_size"),
             num_heads=config.integer("num_attention_heads"),

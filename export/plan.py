@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from pydantic import ValidationError
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Bits, ExpertKind, State, Target
@@ -86,12 +90,24 @@ def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights |
     """Walk through the whole export without reading weights; CheckpointError for anything that cannot be exported."""
     config = Config(checkpoint.config)
     try:
-        return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
+        with _sizes_in_one_line():
+            return _rehearse(checkpoint, config, options, weights or Weights(checkpoint, rehearsal=True))
     except CheckpointError as error:
         if not config.defaulted:
             raise
         left_out = ", ".join(sorted(config.defaulted))
         raise CheckpointError(f"{error} (config.json leaves out {left_out}: transformers' defaults hold)") from None
+
+
+@contextmanager
+def _sizes_in_one_line() -> Iterator[None]:
+    """What only sizes that no model has lead to, as the CheckpointError it is."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CheckpointError(f"config.json: sizes that no bundle can hold: {error.errors()[0]['msg']}") from None
+    except (MemoryError, OverflowError):
+        raise CheckpointError("config.json: sizes that no memory can hold") from None
 
 
 def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, weights: Weights) -> ExportPlan:

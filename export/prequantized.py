@@ -27,10 +27,10 @@ def check_quantization(config: Config, methods: frozenset[str]) -> None:
     if quantization is None:
         return
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method not in methods:
+    if not isinstance(method, str) or method not in methods:
         known = ", ".join(sorted(methods))
         raise CheckpointError(
-            f"config.json: quantization_config of method {method!r} is not converted for {config.model_type}"
+            f"config.json: quantization_config of method {method!r:.100} is not converted for {config.model_type}"
             f" (only {known}); export the unquantized checkpoint"
         )
 

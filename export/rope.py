@@ -14,7 +14,7 @@ import numpy as np
 
 from lesonnx.errors import CheckpointError
 from lesonnx_export.checkpoint import Float32
-from lesonnx_export.config import Config
+from lesonnx_export.config import FLOAT32_MOST, Config
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
@@ -35,6 +35,11 @@ class Rope:
     dynamic_factor: float | None = None
     long_inverse_frequencies: Float32 | None = None
     long_attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for frequencies in (self.inverse_frequencies, self.long_inverse_frequencies):
+            if frequencies is not None and not np.isfinite(frequencies).all():
+                raise CheckpointError("config.json: the rotary settings give frequencies that are not finite")
 
     @property
     def rotary_dim(self) -> int:
@@ -64,7 +69,7 @@ def rope_parameters(config: Config, layer_type: str | None = None) -> dict[str, 
     for key in ("rope_scaling", "rope_parameters"):
         found = config.raw(key, {})
         if not isinstance(found, dict):
-            raise CheckpointError(f"config.json: {key} must be an object, found {found!r}")
+            raise CheckpointError(f"config.json: {key} must be an object, found {found!r:.100}")
         if layer_type is not None and isinstance(found.get(layer_type), dict):
             found = found[layer_type]
         merged |= found
@@ -86,11 +91,13 @@ def make_rope(
     if rope_type == "mrope":  # the transformers 4 word for sections alone; on text all sections have one position
         rope_type = "default"
     if rope_type not in ROPE_TYPES:
-        raise CheckpointError(f"config.json: rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
-    theta = _number(parameters, "rope_theta", default_theta)
+        raise CheckpointError(f"config.json: rope_type {rope_type!r:.100} is not one of {', '.join(ROPE_TYPES)}")
+    theta = number_in(parameters, "rope_theta", default_theta)
+    if theta <= 1:
+        raise CheckpointError(f"config.json: rope_theta must be above 1, found {theta!r}")
     if rope_type == "proportional":
         return _proportional(parameters, theta, head_dim)
-    rotary_dim = int(head_dim * _number(parameters, "partial_rotary_factor", default_partial))
+    rotary_dim = int(head_dim * number_in(parameters, "partial_rotary_factor", default_partial))
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise CheckpointError(f"config.json: partial_rotary_factor leaves {rotary_dim} of {head_dim} values to rotate")
     plain = inverse_frequencies(theta, rotary_dim)
@@ -99,16 +106,16 @@ def make_rope(
     if rope_type == "longrope":
         return _longrope(config, parameters, theta, rotary_dim)
     if rope_type == "linear":
-        return Rope((plain / np.float32(_number(parameters, "factor"))).astype(np.float32))
+        return Rope((plain / np.float32(number_in(parameters, "factor"))).astype(np.float32))
     original = _original(config, parameters)
     if rope_type == "dynamic" and parameters.get("alpha"):  # Hunyuan's word for a base stretched once and for all
-        stretch = _number(parameters, "alpha") ** (rotary_dim / (rotary_dim - 2))
+        stretch = number_in(parameters, "alpha") ** (rotary_dim / max(1, rotary_dim - 2))
         return Rope(inverse_frequencies(theta * stretch, rotary_dim))
     if rope_type == "dynamic":
         return Rope(
             plain,
             original_max_position_embeddings=config.integer("max_position_embeddings"),
-            dynamic_factor=_number(parameters, "factor"),
+            dynamic_factor=number_in(parameters, "factor"),
         )
     if rope_type == "llama3":
         return Rope(_llama3(plain, parameters, original))
@@ -127,12 +134,13 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
+def number_in(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """A positive number among rotary settings, or the default where it is left out or null; else CheckpointError."""
     value = parameters.get(key)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {key} must be a positive number, found {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= FLOAT32_MOST:
+        raise CheckpointError(f"config.json: {key} must be a positive number, found {value!r:.100}")
     return float(value)
 
 
@@ -142,21 +150,24 @@ def _original(config: Config, parameters: Mapping[str, Any]) -> int:
     outside = config.raw(key, None)
     if parameters.get(key) is None and outside is None:
         return config.integer("max_position_embeddings")
-    return int(_number(parameters, key, outside))
+    original = number_in(parameters, key, outside)
+    if not 2 <= original < 1 << 31:
+        raise CheckpointError(f"config.json: {key} must be at least 2, found {original!r}")
+    return int(original)
 
 
 def _proportional(parameters: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
     """Gemma 4's: all of a head is paired up, but only the first pairs turn."""
-    turning = int(_number(parameters, "partial_rotary_factor", 1.0) * head_dim // 2)
+    turning = int(number_in(parameters, "partial_rotary_factor", 1.0) * head_dim // 2)
     frequencies = np.zeros(head_dim // 2, np.float32)
     frequencies[:turning] = inverse_frequencies(theta, head_dim)[:turning]
-    return Rope((frequencies / np.float32(_number(parameters, "factor", 1.0))).astype(np.float32))
+    return Rope((frequencies / np.float32(number_in(parameters, "factor", 1.0))).astype(np.float32))
 
 
 def _llama3(plain: Float32, parameters: Mapping[str, Any], original: int) -> Float32:
     """Long wavelengths divided by the factor, short ones as they are, a ramp between."""
-    factor = _number(parameters, "factor")
-    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    factor = number_in(parameters, "factor")
+    low, high = number_in(parameters, "low_freq_factor"), number_in(parameters, "high_freq_factor")
     if low >= high:
         raise CheckpointError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
     turns = original * plain.astype(np.float64) / (2 * math.pi)
@@ -169,10 +180,13 @@ def _yarn(config: Config, parameters: Mapping[str, Any], theta: float, rotary_di
     if parameters.get("factor") is None:
         factor = config.integer("max_position_embeddings") / original
     else:
-        factor = _number(parameters, "factor")
-    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        factor = number_in(parameters, "factor")
+    # Zero stands for left out.
+    mscale, mscale_all = (
+        number_in(parameters, key) if parameters.get(key) else None for key in ("mscale", "mscale_all_dim")
+    )
     if parameters.get("attention_factor") is not None:
-        attention_factor = _number(parameters, "attention_factor")
+        attention_factor = number_in(parameters, "attention_factor")
     elif mscale and mscale_all:
         attention_factor = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all)
     else:
@@ -182,8 +196,8 @@ def _yarn(config: Config, parameters: Mapping[str, Any], theta: float, rotary_di
         """The index at which a frequency makes that many turns within the original window."""
         return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = dimension(_number(parameters, "beta_fast", 32.0))
-    high = dimension(_number(parameters, "beta_slow", 1.0))
+    low = dimension(number_in(parameters, "beta_fast", 32.0))
+    high = dimension(number_in(parameters, "beta_slow", 1.0))
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
@@ -201,9 +215,9 @@ def _longrope(config: Config, parameters: Mapping[str, Any], theta: float, rotar
     if config.raw("original_max_position_embeddings", None) is not None or parameters.get("factor") is None:
         factor = config.integer("max_position_embeddings") / original
     else:
-        factor = _number(parameters, "factor")
+        factor = number_in(parameters, "factor")
     if parameters.get("attention_factor") is not None:
-        attention_factor = _number(parameters, "attention_factor")
+        attention_factor = number_in(parameters, "attention_factor")
     else:
         attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     plain = inverse_frequencies(theta, rotary_dim)
@@ -214,10 +228,10 @@ def _longrope(config: Config, parameters: Mapping[str, Any], theta: float, rotar
     # Phi-3.5-MoE states both factors instead of letting them follow from the windows.
     return Rope(
         short,
-        _number(parameters, "short_mscale", attention_factor),
+        number_in(parameters, "short_mscale", attention_factor),
         original,
         long_inverse_frequencies=long,
-        long_attention_factor=_number(parameters, "long_mscale", attention_factor),
+        long_attention_factor=number_in(parameters, "long_mscale", attention_factor),
     )
 
 
@@ -226,4 +240,4 @@ def _factors(parameters: Mapping[str, Any], key: str, count: int) -> Float32:
     if not isinstance(values, list) or len(values) != count:
         found = f"{len(values)} of them" if isinstance(values, list) else repr(values)
         raise CheckpointError(f"config.json: {key} must be {count} numbers, found {found}")
-    return np.array([_number({key: value}, key) for value in values], np.float32)
+    return np.array([number_in({key: value}, key) for value in values], np.float32)

@@ -16,6 +16,7 @@ from rich.table import Table
 from lesonnx.errors import CheckpointError, InputError
 from lesonnx.memory import format_bytes
 from lesonnx_export.checkpoint import read_json
+from lesonnx_export.config import Config
 from lesonnx_export.plan import ExportOptions, make_plan
 from lesonnx_export.shapes import SHAPES
 from lesonnx_export.synth import SyntheticCheckpoint, SyntheticWeights
@@ -51,8 +52,7 @@ class Sizes:
 def sizes_of(config: dict[str, Any], options: ExportOptions) -> Sizes:
     """What a configuration's bundle would take; CheckpointError where its family or a setting is not supported."""
     checkpoint = SyntheticCheckpoint(config)
-    text = config.get("text_config", config)
-    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
+    tied = bool(Config(config).values.get("tie_word_embeddings", False))
     plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
     per_token = plan.architecture.num_experts_per_tok
     demands = []

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from lesonnx.errors import BundleError, InputError
+from lesonnx.wiring import check_wiring
 
 FORMAT_VERSION = 1
 PAGE_BYTES = 4096
@@ -351,21 +352,6 @@ class Manifest(Strict):
         for role in ("embed", "head"):
             if [part.name for part in self.parts if part.role == role] != [role]:
                 raise ValueError(f"a bundle has exactly one {role} part, of that name")
-        for state in self.states:
-            if state.part not in names:
-                raise ValueError(f"state {state.name!r} names part {state.part!r}, which is not there")
-            if state.replay is not None:
-                self._check_replay(state, state.replay)
-        early = {part.layer_idx for part in self.parts if part.role == "mixer"}
-        if not early <= {layer.layer_idx for layer in self.expert_layers}:
-            raise ValueError("a mixer part belongs to no MoE layer")
-        ahead = {part.layer_idx for part in self.parts if part.role == "lookahead"}
-        for layer in self.expert_layers[1:]:
-            if layer.layer_idx not in ahead:
-                raise ValueError(f"layer {layer.layer_idx} has no lookahead part")
-        segments = [part.layer_idx for part in self.parts if part.role == "segment"]
-        if segments != [layer.layer_idx for layer in self.expert_layers]:
-            raise ValueError("every MoE layer needs its segment, in the order of the layers")
         model = self.model
         if model.num_experts_per_tok > model.num_experts:
             raise ValueError(f"model: {model.num_experts_per_tok} experts a token of {model.num_experts}")
@@ -377,38 +363,13 @@ class Manifest(Strict):
             for kind in (layer.kind, layer.shared_kind):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
+        check_wiring(self)
         return self
-
-    def _check_replay(self, state: State, replay: Replay) -> None:
-        """Whether a state's rows are what its replay part takes; ValueError says what is not."""
-        by_name = {part.name: part for part in self.parts}
-        part = by_name.get(replay.part)
-        if part is None or part.role != "replay":
-            raise ValueError(f"state {state.name!r} names {replay.part!r}, which is no part of role replay")
-        given = {value.name: value for value in by_name[state.part].outputs}
-        taken = {value.name: value for value in part.inputs}
-        past, gives = taken.pop("past", None), {value.name: value for value in part.outputs}
-        present = gives.get("present")
-        if past is None or present is None or not past.shape == present.shape == state.shape:
-            raise ValueError(f"part {part.name!r} does not take past and give present {state.shape}")
-        if set(taken) != set(replay.rows):
-            raise ValueError(f"state {state.name!r}: part {part.name!r} takes the rows {', '.join(sorted(taken))}")
-        for name, value in taken.items():
-            row = given.get(replay.rows[name])
-            if row is None or row.shape != value.shape or row.dtype != value.dtype:
-                raise ValueError(f"state {state.name!r}: rows {replay.rows[name]!r} are not what {part.name!r} takes")
-            size = row.shape[-1]
-            if len(row.shape) != 3 or row.shape[:2] != [1, "T"] or isinstance(size, str) or not 0 < size < 1 << 20:
-                raise ValueError(f"shape {row.shape} of the rows {row.name!r} is not [1, 'T', size]")
 
     @property
     def residual_size(self) -> int:
         """The values of a token in what segments hand on as ``residual``: the hidden size, in Gemma 4 twice that."""
-        for part in self.parts:
-            for value in part.outputs:
-                if value.name == "residual_out" and isinstance(value.shape[-1], int):
-                    return value.shape[-1]
-        return self.model.hidden_size
+        return next(int(v.shape[-1]) for part in self.parts for v in part.outputs if v.name == "residual_out")
 
     def part(self, role: str, layer_idx: int | None = None) -> Part:
         """The part of a role (and layer); KeyError where there is none."""

@@ -1,6 +1,6 @@
 """ONNX Runtime as this package uses it: version check, threads, session options, bindings.
 
-It knows no bundle and no model.
+It knows no bundle, only how a manifest states the values of a part.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from lesonnx.errors import BundleError, LesonnxError
+from lesonnx.manifest import Part
 
 _ERROR_SEVERITY = 3
+# What ONNX Runtime calls types that have another name here.
+_ORT_TYPES = {"float32": "float"}
 
 
 def check_version(at_least: str) -> None:
@@ -66,6 +69,23 @@ def open_session(
         return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
         raise BundleError(f"{path}: ONNX Runtime does not take it: {first_line(error)}") from None
+
+
+def check_part(session: onnxruntime.InferenceSession, part: Part, path: Path) -> None:
+    """BundleError where a part's model does not take and give what the manifest says of it."""
+    for stated, found, what in (
+        (part.inputs, session.get_inputs(), "input"),
+        (part.outputs, session.get_outputs(), "output"),
+    ):
+        by_name = {value.name: (value.type, list(value.shape)) for value in found}
+        for value in stated:
+            expected = (f"tensor({_ORT_TYPES.get(value.dtype, value.dtype)})", value.shape)
+            if by_name.get(value.name) != expected:
+                type_and_shape = by_name.get(value.name)
+                there = "not there" if type_and_shape is None else f"{type_and_shape[0]} {type_and_shape[1]}"
+                raise BundleError(f"{path}: {what} {value.name!r} is {there}, expected {expected[0]} {expected[1]}")
+        if surplus := sorted(set(by_name) - {value.name for value in stated}):
+            raise BundleError(f"{path}: {what} {surplus[0]!r} is not in the manifest")
 
 
 def first_line(error: BaseException) -> str:

@@ -150,6 +150,9 @@ class Runner:
             for part in bundle.manifest.parts
             if part.role != "lookahead" or loader.uses_lookahead
         }
+        for part in bundle.manifest.parts:
+            if part.name in self._sessions:
+                ort.check_part(self._sessions[part.name], part, bundle.part_file(part))
         self._segments = [part for part in bundle.manifest.parts if part.role == "segment"]
         # By the number of the MoE layer before, which they look from.
         self._lookaheads = [

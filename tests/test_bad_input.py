@@ -562,6 +562,14 @@ def test_bad_usage(lesonnx: Call, sample_bundle: Path, case: str) -> None:
     assert outcome.out == ""
 
 
+@pytest.mark.parametrize("option", ["--trace", "--record-routing"])
+def test_a_directory_to_write_to(lesonnx: Call, sample_bundle: Path, tmp_path: Path, option: str) -> None:
+    """Told before any work, which would be lost."""
+    outcome = lesonnx("run", sample_bundle, "--prompt", "x", option, tmp_path)
+    assert_refused(outcome, 2, tmp_path, "is a directory")
+    assert outcome.out == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "mentions"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from checkpoints import fixture
+from checkpoints import RECURRENT, fixture
 from conftest import BundleFactory
 from forward import file_bytes
 
@@ -67,6 +67,25 @@ def test_the_bundle_says_what_it_has(bundle_of: BundleFactory) -> None:
     assert changed == carrying | {"manifest.json", "checksums.json"}
     states = {state.input: state for state in manifest.states}
     assert not any(rewrite(onnx.load_from_string(files[path]), states, {}) for path in carrying)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_states_stay_float(name: str, bundle_of: BundleFactory) -> None:
+    """Only attention is quantized: what else is carried differs by no more than attention's rounding explains."""
+    eight, plain = bundle_of(name, kv_bits=8), bundle_of(name)
+    for state in Bundle(eight).manifest.states:
+        assert state.dtype == ("int8" if state.is_attention else "float32")
+    ids = list(range(5, 45))
+    logits = []
+    for bundle in (eight, plain):
+        with lesonnx.load(bundle) as model:
+            model.runner.prefill(ids[:-8])
+            logits.append(model.runner.step(ids[-8:], range(8)).copy())
+            # Back into the step: replays run on float32 as ever.
+            model.runner.rewind(len(ids) - 5)
+            logits.append(model.runner.step(ids[-5:], range(5)).copy())
+    assert 0 < np.abs(logits[0] - logits[2]).mean() < 0.05 * logits[2].std()
+    assert np.abs(logits[0][3:] - logits[1]).max() < 0.05
 
 
 def test_caches_hold_rounded_values(bundle_of: BundleFactory) -> None:

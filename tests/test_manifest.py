@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,110 @@ def test_bad_replays(bundle_of: BundleFactory, case: str) -> None:
     with pytest.raises(BundleError, match=message) as caught:
         parse_manifest(json.dumps(document))
     assert "\n" not in str(caught.value)
+
+
+def double(role: str) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        part = next(part for part in document["parts"] if part["role"] == role)
+        document["parts"].append({**part, "name": "another"})
+
+    return change
+
+
+def without(role: str) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        document["parts"] = [part for part in document["parts"] if part["role"] != role]
+
+    return change
+
+
+def value_of(name: str, value: Any, key: str = "shape", last: bool = True) -> Callable[[Document], None]:
+    """Change the last (or first) output of that name among all parts."""
+
+    def change(document: Document) -> None:
+        found = [v for part in document["parts"] for v in part["outputs"] if v["name"] == name]
+        found[-1 if last else 0][key] = value
+
+    return change
+
+
+def double_state(document: Document) -> None:
+    document["states"].append(document["states"][0])
+
+
+def two_states_on_one_input(document: Document) -> None:
+    document["states"].append({**document["states"][0], "name": "another"})
+
+
+def without_state(document: Document) -> None:
+    document["states"].pop()
+
+
+# By the fixture whose manifest is spoiled. In gemma4_text the residual is twice as wide as the hidden size.
+BAD_WIRING = {
+    "a recurrence in int8": ("qwen3_next", edit("states", 1, "dtype", value="int8"), "is int8, expected float32"),
+    "a cache in int8": (
+        "gpt_oss",
+        edit("states", 0, "dtype", value="int8"),
+        r"is int8, expected float32 \(kv_bits is 32",
+    ),
+    "other bits of caches": ("gpt_oss", edit("quantization", "kv_bits", value=8), "is float32, expected int8"),
+    "a cache of another shape": ("gpt_oss", edit("states", 0, "shape", value=[1, 9, "S", 16]), "'past_key_0' of part"),
+    "an input nobody has": ("gpt_oss", edit("states", 0, "input", value="x"), "names 'x', which part .* does not have"),
+    "an output nobody has": ("gpt_oss", edit("states", 0, "output", value="x"), "names 'x', which part .* does not"),
+    "a state twice": ("qwen3_next", double_state, "two states have the name 'convolution_0'"),
+    "an input twice": ("qwen3_next", two_states_on_one_input, "two states are input 'past_convolution_0'"),
+    "a state that is gone": ("qwen3_next", without_state, "takes 'past_value_3', which is no state of it"),
+    "two mixers": ("smallthinker", double("mixer"), "layer 0 has two mixer parts"),
+    "no mixers": ("smallthinker", without("mixer"), "names part 'mixer_000', which is not there"),
+    "two lookaheads": ("gpt_oss", double("lookahead"), "layer 1 has two lookahead parts"),
+    "no replays": ("lfm2_moe", without("replay"), "'replay_convolution', which is no part of role replay"),
+    "residuals that differ": (
+        "gemma4_text",
+        value_of("residual_out", [1, "T", 64]),
+        r"expected float32 \[1, 'T', 128\]",
+    ),
+    "a residual of any size": (
+        "gemma4_text",
+        value_of("residual_out", [1, "T", "X"], last=False),
+        "is not .1, 'T', size",
+    ),
+    "a residual too wide": (
+        "gemma4_text",
+        value_of("residual_out", [1, "T", 1 << 40], last=False),
+        "is not .1, 'T', size",
+    ),
+    "ids that are no integers": (
+        "gpt_oss",
+        value_of("topk_ids", "float32", "dtype"),
+        "'topk_ids' of part .* is float32",
+    ),
+    "a hidden size of its own": ("gpt_oss", edit("model", "hidden_size", value=32), "expected float32 .1, 'T', 32"),
+    "a hidden size too large": ("gpt_oss", edit("model", "hidden_size", value=1 << 31), "hidden_size is 2147483648"),
+    "a vocabulary of its own": ("gpt_oss", edit("model", "vocab_size", value=7), "'logits' of part 'head'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_WIRING)
+def test_bad_wiring(bundle_of: BundleFactory, case: str) -> None:
+    name, change, message = BAD_WIRING[case]
+    document = json.loads((bundle_of(name) / "manifest.json").read_text(encoding="utf-8"))
+    change(document)
+    with pytest.raises(BundleError, match=message) as caught:
+        parse_manifest(json.dumps(document))
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_that_are_not_what_the_manifest_says(bundle_of: BundleFactory, quick_path: Path) -> None:
+    """Opening tells, before any step."""
+    bundle = Path(shutil.copytree(bundle_of("qwen3_next"), quick_path / "bundle"))
+    path = bundle / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    replays = [part for part in document["parts"] if part["role"] == "replay"]
+    replays[0]["path"] = replays[1]["path"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(BundleError, match=r"replay_\w+\.onnx: input '\w+' is"):
+        lesonnx.load(bundle)
 
 
 def test_attention_states_do_not_name_a_replay(text: str) -> None:

@@ -100,13 +100,17 @@ class Decoder:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
             )
-        if self.num_attention_heads % self.num_key_value_heads:
+        self.check_heads(self.num_key_value_heads, self.head_dim)
+
+    def check_heads(self, num_key_value_heads: int, head_dim: int) -> None:
+        """CheckpointError for heads that attention cannot compute."""
+        if self.num_attention_heads % num_key_value_heads:
             raise CheckpointError(
                 f"config.json: num_attention_heads {self.num_attention_heads} is not a multiple of"
-                f" num_key_value_heads {self.num_key_value_heads}"
+                f" num_key_value_heads {num_key_value_heads}"
             )
-        if self.head_dim % 8:
-            raise CheckpointError(f"config.json: head_dim must be a multiple of 8, found {self.head_dim}")
+        if head_dim % 8:
+            raise CheckpointError(f"config.json: head_dim must be a multiple of 8, found {head_dim}")
 
     def _activation(self) -> Activation:
         name = self.config.raw(self.activation_key, "silu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from lesonnx.errors import CheckpointError
 from lesonnx_export.architectures.base import Decoder, Routing
 from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
@@ -47,6 +48,7 @@ class Architecture(Decoder):
         self.routed_scaling_factor = config.number("routed_scaling_factor")
         self.n_group = config.integer("n_group", 1)
         self.topk_group = config.integer("topk_group", self.n_group)
+        self._check_groups()
         self._read_router()
         config.require("mlp_bias", (False,), False)
         config.require("moe_layer_freq", (1,), 1)
@@ -63,6 +65,19 @@ class Architecture(Decoder):
 
     def _read_attention(self) -> None:
         self.latent_attention = LatentAttention.of(self.config, rope_interleave=True)
+
+    def _check_groups(self) -> None:
+        """CheckpointError where groups of experts are unequal, or those chosen hold too few experts."""
+        groups, chosen = self.n_group, self.topk_group
+        if self.num_experts % groups:
+            raise CheckpointError(f"config.json: num_experts {self.num_experts} is not a multiple of n_group {groups}")
+        if chosen > groups:
+            raise CheckpointError(f"config.json: topk_group {chosen} exceeds n_group {groups}")
+        if self.num_experts_per_tok > chosen * (self.num_experts // groups):
+            raise CheckpointError(
+                f"config.json: num_experts_per_tok {self.num_experts_per_tok} exceeds the"
+                f" {chosen * (self.num_experts // groups)} experts of topk_group {chosen} groups"
+            )
 
     def _read_router(self) -> None:
         self.topk_method = self.config.raw("topk_method")

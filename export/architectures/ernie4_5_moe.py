@@ -43,7 +43,7 @@ class Architecture(Decoder):
             config.integer("moe_layer_start_index", 1) if config.raw("moe_layer_start_index", 1) else 0
         )
         end = config.raw("moe_layer_end_index", -1)
-        self.moe_layer_end_index = self.num_hidden_layers - 1 if end == -1 else int(end)
+        self.moe_layer_end_index = self.num_hidden_layers - 1 if end == -1 else config.integer("moe_layer_end_index", 0)
         self.moe_layer_interval = config.integer("moe_layer_interval", 1)
         self.moe_norm_min = config.number("moe_norm_min", 1e-12)
         for key in ("intermediate_size", "tie_word_embeddings", "moe_capacity", "num_nextn_predict_layers"):

@@ -13,7 +13,7 @@ from lesonnx.errors import CheckpointError
 from lesonnx_export.architectures.base import FULL, SLIDING, Decoder, Routing
 from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
-from lesonnx_export.config import Config
+from lesonnx_export.config import LARGEST, Config
 from lesonnx_export.expert import ExpertTensors
 from lesonnx_export.rope import Rope, make_rope
 from lesonnx_export.routers import normalized
@@ -63,8 +63,10 @@ class Architecture(Decoder):
         self.layer_types = config.layer_types(count, (SLIDING, FULL), usual)
         self.sliding_window = config.integer("sliding_window")
         self.attention_k_eq_v = config.flag("attention_k_eq_v", False)
-        self.final_logit_softcapping = config.raw("final_logit_softcapping", None)
+        self.final_logit_softcapping = _softcapping(config)
         self.head_dims, self.kv_heads = self._layer_sizes()
+        for size, kv_heads in set(zip(self.head_dims, self.kv_heads, strict=True)):
+            self.check_heads(kv_heads, size)
         self.ropes = {
             layer_type: make_rope(
                 config,
@@ -92,8 +94,9 @@ class Architecture(Decoder):
         config = self.config
         overrides = config.raw("per_layer_config", None)
         global_dim = config.integer("global_head_dim", 512)
-        stated = config.raw("num_global_key_value_heads", None)
-        global_heads = int(stated) if self.attention_k_eq_v and stated else self.num_key_value_heads
+        global_heads = self.num_key_value_heads
+        if config.raw("num_global_key_value_heads", None) is not None and self.attention_k_eq_v:
+            global_heads = config.integer("num_global_key_value_heads")
         head_dims, kv_heads = [], []
         for idx, layer_type in enumerate(self.layer_types):
             is_full = layer_type == FULL and overrides is None
@@ -189,11 +192,18 @@ class Architecture(Decoder):
         return step.scaled(step.graph.op("Tanh", step.scaled(logits, 1 / cap)), cap)
 
 
+def _softcapping(config: Config) -> float | None:
+    """What logits are kept within; None where they are left as they are."""
+    if config.raw("final_logit_softcapping", None) is None:
+        return None
+    return config.positive("final_logit_softcapping")
+
+
 def _own_sizes(overrides: Any, layer_idx: int) -> dict[str, int]:
     """A layer's entry of ``per_layer_config``; CheckpointError where that is no object of objects."""
     if overrides is None:
         return {}
     own = overrides.get(str(layer_idx), {}) if isinstance(overrides, dict) else None
-    if not isinstance(own, dict) or not all(type(value) is int and value > 0 for value in own.values()):
-        raise CheckpointError(f"config.json: per_layer_config of layer {layer_idx} must hold sizes, found {own!r}")
+    if not isinstance(own, dict) or not all(type(value) is int and 0 < value <= LARGEST for value in own.values()):
+        raise CheckpointError(f"config.json: per_layer_config of layer {layer_idx} must hold sizes, found {own!r:.100}")
     return own

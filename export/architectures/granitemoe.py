@@ -38,7 +38,7 @@ class Architecture(Decoder):
         super().__init__(config)
         config.require("attention_bias", (False,), False)
         self.embedding_multiplier = config.number("embedding_multiplier")
-        self.logits_scaling = config.number("logits_scaling")
+        self.logits_scaling = config.positive("logits_scaling")
         self.residual_multiplier = config.number("residual_multiplier")
         self.attention_multiplier = config.number("attention_multiplier")
         config.raw("tie_word_embeddings", None)

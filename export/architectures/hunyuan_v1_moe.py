@@ -84,6 +84,6 @@ def _one_for_all_layers(config: Config, key: str) -> None:
     """A list with one value for each layer becomes that value; CheckpointError where layers differ."""
     value = config.values.get(key)
     if isinstance(value, list):
-        if len(set(value)) != 1:
+        if not value or any(item != value[0] for item in value):
             raise CheckpointError(f"config.json: {key} differs from layer to layer, which is not supported")
         config.values[key] = value[0]

@@ -40,7 +40,7 @@ class Architecture(Decoder):
         self.attention_bias = config.flag("attention_bias", False)
         self.lm_head_bias = config.flag("lm_head_bias", False)
         self.router_jitter_noise = config.number("router_jitter_noise", 0.01)
-        window = config.raw("sliding_window", None)
+        window = None if config.raw("sliding_window", None) is None else config.integer("sliding_window")
         if window is not None and window < self.max_position_embeddings:
             raise CheckpointError(
                 f"config.json: sliding_window {window} is shorter than the context, not supported here"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from lesonnx_export.architectures import qwen3_next
-from lesonnx_export.checkpoint import Float32, Weights
+from lesonnx_export.checkpoint import Float32, Weights, one_above_other
 from lesonnx_export.config import Config
 
 
@@ -31,4 +29,4 @@ class Architecture(qwen3_next.Architecture):
         qkv = weights(f"{prefix}in_proj_qkv.weight", self.convolution.channels, hidden)
         z = weights(f"{prefix}in_proj_z.weight", rule.value_size, hidden)
         b, a = (weights(f"{prefix}in_proj_{name}.weight", heads, hidden) for name in "ba")
-        return np.concatenate([qkv, z]), np.concatenate([b, a])
+        return one_above_other([qkv, z]), one_above_other([b, a])

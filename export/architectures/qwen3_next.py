@@ -8,7 +8,7 @@ import numpy as np
 
 from lesonnx_export.architectures import qwen2_moe
 from lesonnx_export.blocks import Step
-from lesonnx_export.checkpoint import Float32, Weights
+from lesonnx_export.checkpoint import Float32, Weights, one_above_other
 from lesonnx_export.config import Config
 from lesonnx_export.recurrent import LINEAR_ATTENTION_SINCE, CausalConvolution, GatedDeltaRule
 from lesonnx_export.rope import Rope, make_rope
@@ -91,7 +91,7 @@ class Architecture(qwen2_moe.Architecture):
             "value": step.weights(f"{prefix}v_proj.weight", kv_heads * size, hidden),
         }
         lengths = [len(matrix) for matrix in matrices.values()]
-        product = step.product(x, f"{prefix}qkv_proj.weight", np.concatenate(list(matrices.values())))
+        product = step.product(x, f"{prefix}qkv_proj.weight", one_above_other(list(matrices.values())))
         query, gate, key, value = graph.ops("Split", 4, product, graph.constant(lengths, "int64"), axis=-1)
         query, key = self.normalize_qk(step, prefix, query, key)
         mixed = step.attention(
@@ -147,7 +147,7 @@ class Architecture(qwen2_moe.Architecture):
             matrix = weights(f"{prefix}{name}.weight", rule.num_key_heads * sum(sizes), hidden)
             heads = matrix.reshape(rule.num_key_heads, sum(sizes), hidden)
             pieces = np.split(heads, np.cumsum(sizes)[:-1], axis=1)
-            return np.concatenate([piece.reshape(-1, hidden) for piece in pieces])
+            return one_above_other([piece.reshape(-1, hidden) for piece in pieces])
 
         return gather("in_proj_qkvz", [rule.key_head_dim] * 2 + [value] * 2), gather("in_proj_ba", [served] * 2)
 

@@ -47,7 +47,11 @@ class Architecture(Decoder):
     def _layout(self, key: str, default: int) -> list[bool]:
         """A list with 0 or 1 for each layer."""
         values = self.config.raw(key, [default] * self.num_hidden_layers)
-        if not isinstance(values, list) or len(values) != self.num_hidden_layers or not set(values) <= {0, 1}:
+        if (
+            not isinstance(values, list)
+            or len(values) != self.num_hidden_layers
+            or not all(value in (0, 1) for value in values)
+        ):
             raise CheckpointError(f"config.json: {key} must be {self.num_hidden_layers} of 0, 1; found {values!r:.200}")
         return [bool(value) for value in values]
 

@@ -52,6 +52,8 @@ def run(
     for path in (trace, record_routing):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: no such directory to write into")
+        if path is not None and path.is_dir():
+            raise InputError(f"{path}: is a directory, expected a file to write")
     timeline = Timeline() if trace else None
     with load(bundle, replace(make_load_options(values), timeline=timeline)) as model:
         for note in model.notes:
