@@ -14,6 +14,7 @@ import kotlinx.coroutines.yield
 import java.nio.file.Path
 import java.util.concurrent.ExecutionException
 import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.atomic.AtomicReference
 import java.util.concurrent.locks.ReentrantReadWriteLock
 import kotlin.concurrent.read
 import kotlin.concurrent.write
@@ -46,6 +47,11 @@ class Model private constructor(
     /** Held for reading by whoever encodes a text, on any thread: closing must not free the tokenizer under it. */
     private val encoding = ReentrantReadWriteLock()
     private var isClosing = false
+
+    /** The limit of the experts that waits for the model's thread. */
+    private val coming = AtomicReference<Limit?>()
+
+    private class Limit(val numBytes: Long?)
 
     /** The expert budget when the model was loaded; the system's pressure may hold less of it. */
     val expertBudgetBytes: Long = runner.loader.expertBudgetBytes
@@ -163,10 +169,12 @@ class Model private constructor(
 
     /** Limits the experts, between two steps; null lifts that. What it meets, the next step reports. */
     internal fun limitExperts(numBytes: Long?) {
+        // Only the last limit counts: however many come, one waits, and the steps have their turn.
+        if (coming.getAndSet(Limit(numBytes)) != null) return
         try {
             worker.executor.execute {
                 try {
-                    runner.limitExperts(numBytes)
+                    coming.getAndSet(null)?.let { runner.limitExperts(it.numBytes) }
                 } catch (_: LesonnxError) {
                     // The loader keeps it: no further step begins.
                 }

@@ -8,8 +8,10 @@ import kotlinx.coroutines.flow.first
 import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.take
 import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.isActive
 import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.withTimeout
 import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.JsonObject
 import org.junit.jupiter.api.Test
@@ -257,6 +259,23 @@ class ModelTest {
                     val evicted = model.expertBudgetBytes - model.bundle.leastBudgetBytes
                     assertEquals(before - evicted, counting.liveBytes.get(), "the memory of evicted experts is given back")
                 }
+            }
+        }
+    }
+
+    @Test
+    fun `reports of pressure without end leave the steps their turn`() = runBlocking<Unit> {
+        loadFixture(SAMPLE).use { model ->
+            val pressure = MemoryPressure(model)
+            val levels = MemoryPressure.Level.entries
+            val noise = launch(Dispatchers.Default) {
+                var count = 0
+                while (isActive) pressure.report(levels[count++ % levels.size])
+            }
+            try {
+                withTimeout(60_000) { assertEquals(greedy.text, model.generate(prompt, asReference).text()) }
+            } finally {
+                noise.cancelAndJoin()
             }
         }
     }
