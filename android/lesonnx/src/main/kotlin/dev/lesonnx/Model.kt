@@ -1,17 +1,23 @@
 package dev.lesonnx
 
+import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.currentCoroutineContext
 import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.FlowCollector
 import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.catch
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 import kotlinx.coroutines.yield
 import java.nio.file.Path
 import java.util.concurrent.ExecutionException
 import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.atomic.AtomicReference
+import java.util.concurrent.locks.ReentrantReadWriteLock
+import kotlin.concurrent.read
+import kotlin.concurrent.write
 
 /**
  * A loaded bundle: [load] one, [generate] from it, close it.
@@ -32,11 +38,20 @@ class Model private constructor(
 ) : AutoCloseable {
     private val worker = Workers("lesonnx compute", 1)
 
-    /** The generation that may run; touched on the model's thread only. */
-    private var owner: Generation.Progress? = null
+    /** Stands for the collection that may run: a generation can be collected again. Touched on the model's thread only. */
+    private var owner: Any? = null
 
     /** Whether everything is freed; touched on the model's thread only, where a generation may still wait for its turn. */
     private var isFreed = false
+
+    /** Held for reading by whoever encodes a text, on any thread: closing must not free the tokenizer under it. */
+    private val encoding = ReentrantReadWriteLock()
+    private var isClosing = false
+
+    /** The limit of the experts that waits for the model's thread. */
+    private val coming = AtomicReference<Limit?>()
+
+    private class Limit(val numBytes: Long?)
 
     /** The expert budget when the model was loaded; the system's pressure may hold less of it. */
     val expertBudgetBytes: Long = runner.loader.expertBudgetBytes
@@ -50,11 +65,19 @@ class Model private constructor(
     /** Whether [chat] can be used: else offer completion. */
     val hasChat: Boolean get() = tokenizer != null && bundle.manifest.tokenizer?.chatFormat != null
 
-    /** A text's token ids, as [generate] makes them; [InputError] where the bundle has no tokenizer. */
-    fun encode(text: String, addSpecialTokens: Boolean = true): IntArray =
+    /**
+     * A text's token ids, as [generate] makes them; [InputError] where the bundle has no tokenizer. Runs on the calling thread, and takes
+     * long for a long text.
+     */
+    fun encode(text: String, addSpecialTokens: Boolean = true): IntArray = encoding.read {
+        check(!isClosing) { CLOSED }
         (tokenizer ?: throw InputError("${bundle.directory}: has no tokenizer; give token ids instead of text")).encode(text, addSpecialTokens)
+    }
 
-    /** Generates from a text, from scratch. Throws [InputError] or [ContextError] for what cannot be served, before any work. */
+    /**
+     * Generates from a text, from scratch. Throws [InputError] or [ContextError] for what cannot be served, before any work; the text is
+     * encoded on the calling thread to know that.
+     */
     fun generate(prompt: String, options: GenerationOptions = GenerationOptions()): Generation = generate(encode(prompt), options)
 
     /** Generates from token ids, from scratch; without a tokenizer, texts are empty. */
@@ -72,12 +95,19 @@ class Model private constructor(
         val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
         if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
         StopChecker(options.stop)
-        check(!worker.executor.isShutdown) { "the model is closed" }
+        check(!worker.executor.isShutdown) { CLOSED }
         val progress = Generation.Progress(promptIds.size)
-        val tokens = flow { steps(promptIds, limit, options, reuse, progress) }
         // Without room between them the collector is never more than a token behind: what it sees is what was computed.
-        return Generation(tokens.buffer(Channel.RENDEZVOUS).flowOn(worker.dispatcher), progress)
+        val tokens = flow { steps(promptIds, limit, options, reuse, progress) }.buffer(Channel.RENDEZVOUS).flowOn(worker.dispatcher)
+        return Generation(tokens.catch { error -> throw closedInstead(error) }, progress)
     }
+
+    /**
+     * A thread that has ended cancels the flow on it. The collector has not been cancelled, so that must not look as if it had: a
+     * coroutine that meets a CancellationException ends without a word.
+     */
+    private fun closedInstead(error: Throwable): Throwable =
+        if (error is CancellationException && worker.executor.isShutdown) IllegalStateException(CLOSED, error) else error
 
     /** The generation itself: prefill, then a token a step. Runs on the model's thread. */
     private suspend fun FlowCollector<Token>.steps(
@@ -95,8 +125,9 @@ class Model private constructor(
         val stop = StopChecker(options.stop)
 
         // 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
-        check(!isFreed) { "the model is closed" }
-        owner = progress
+        check(!isFreed) { CLOSED }
+        val self = Any()
+        owner = self
         val reused = if (reuse) runner.commonTokens(promptIds) else 0
         progress.begin(reused)
         runner.rewind(reused)
@@ -114,20 +145,18 @@ class Model private constructor(
                 break
             }
             sampler.accept(token)
-            emit(Token(token, if (decoder == null) "" else stop.push(decoder.push(token))))
-            if (stop.stoppedBy != null) {
-                progress.finish(FinishReason.STOP)
-                return
-            }
-            if (count == limit) {
-                progress.finish(FinishReason.LENGTH)
-                break
-            }
+            val text = if (decoder == null) "" else stop.push(decoder.push(token))
+            val reason = if (stop.stoppedBy != null) FinishReason.STOP else FinishReason.LENGTH.takeIf { count == limit }
+            // Before the last text is handed on: while the collector has it, the generation may be collected anew.
+            reason?.let(progress::finish)
+            emit(Token(token, text))
+            if (reason == FinishReason.STOP) return
+            if (reason == FinishReason.LENGTH) break
             // A collector that waits already lets emit go on without a pause: here what else was asked of this thread has its turn,
             // a limit of the experts or closing, and a cancelled generation ends.
             yield()
-            check(!isFreed) { "the model is closed" }
-            check(owner === progress) { "another generation has begun with this model" }
+            check(!isFreed) { CLOSED }
+            check(owner === self) { "another generation has begun with this model" }
             logits = runner.step(intArrayOf(token), LAST_ROW)
         }
 
@@ -140,10 +169,12 @@ class Model private constructor(
 
     /** Limits the experts, between two steps; null lifts that. What it meets, the next step reports. */
     internal fun limitExperts(numBytes: Long?) {
+        // Only the last limit counts: however many come, one waits, and the steps have their turn.
+        if (coming.getAndSet(Limit(numBytes)) != null) return
         try {
             worker.executor.execute {
                 try {
-                    runner.limitExperts(numBytes)
+                    coming.getAndSet(null)?.let { runner.limitExperts(it.numBytes) }
                 } catch (_: LesonnxError) {
                     // The loader keeps it: no further step begins.
                 }
@@ -153,9 +184,13 @@ class Model private constructor(
         }
     }
 
-    /** Waits for the step under way, then frees everything. A flow that is still collected ends. Closing twice is nothing. */
+    /**
+     * Waits for the step under way and for texts that are being encoded, then frees everything. A flow that is still collected ends with
+     * IllegalStateException, as does every later call. Closing twice is nothing.
+     */
     override fun close() {
         check(!worker.areCalling) { "a model cannot be closed from its own thread" }
+        encoding.write { isClosing = true }
         val freed = try {
             worker.executor.submit {
                 isFreed = true
@@ -175,6 +210,7 @@ class Model private constructor(
 
     companion object {
         private const val NS_PER_MS = 1e6
+        private const val CLOSED = "the model is closed"
         private val LAST_ROW = intArrayOf(0)
 
         /**

@@ -8,8 +8,10 @@ import kotlinx.coroutines.flow.first
 import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.take
 import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.isActive
 import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.withTimeout
 import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.JsonObject
 import org.junit.jupiter.api.Test
@@ -17,6 +19,8 @@ import org.junit.jupiter.api.assertThrows
 import org.junit.jupiter.api.io.TempDir
 import java.nio.file.Files
 import java.nio.file.Path
+import java.util.concurrent.CountDownLatch
+import kotlin.concurrent.thread
 import kotlin.io.path.copyToRecursively
 import kotlin.io.path.ExperimentalPathApi
 import kotlin.io.path.readText
@@ -104,6 +108,25 @@ class ModelTest {
     }
 
     @Test
+    fun `of a generation that is collected twice at once the first ends`() = runBlocking<Unit> {
+        loadFixture(SAMPLE).use { model ->
+            val generation = model.generate(prompt, asReference)
+            var again = emptyList<Int?>()
+            val error = assertThrows<IllegalStateException> {
+                runBlocking {
+                    generation.tokens.collect { token ->
+                        if (token.id == greedy.tokenIds[3]) again = generation.tokens.toList().map { it.id }
+                    }
+                }
+            }
+            assertEquals("another generation has begun with this model", error.message)
+            assertEquals(greedy.tokenIds, again.filterNotNull())
+            assertEquals(greedy.tokenIds, generation.report.tokenIds)
+            assertEquals(FinishReason.LENGTH, generation.report.finishReason)
+        }
+    }
+
+    @Test
     fun `what cannot be served is refused before any work`() {
         loadFixture(SAMPLE).use { model ->
             val context = model.bundle.manifest.model.maxPositionEmbeddings
@@ -161,8 +184,51 @@ class ModelTest {
         }
         begun.await()
         model.close()
-        assertIs<Throwable>(ended.await())
+        // Not a CancellationException, which would end the collector's coroutine without a word.
+        assertEquals("the model is closed", assertIs<IllegalStateException>(ended.await()).message)
         assertEquals(0, counting.liveBytes.get())
+        assertEquals("the model is closed", assertThrows<IllegalStateException> { model.generate(prompt) }.message)
+        assertEquals("the model is closed", assertThrows<IllegalStateException> { model.encode(prompt) }.message)
+    }
+
+    @Test
+    fun `closing waits for a text that is being encoded`() {
+        val slow = SlowTokenizerPlatform()
+        val model = loadFixture(SAMPLE, quarter, slow)
+        val encoder = thread { model.encode(prompt) }
+        slow.begun.await()
+        val closer = thread { model.close() }
+        while (closer.isAlive && closer.state != Thread.State.WAITING) Thread.sleep(1)
+        assertFalse(slow.isClosed, "the tokenizer is freed while it encodes")
+        slow.mayEnd.countDown()
+        encoder.join()
+        closer.join()
+        assertTrue(slow.isClosed)
+    }
+
+    /** Its tokenizer encodes as long as the test wants. */
+    private class SlowTokenizerPlatform : Platform by platform {
+        val begun = CountDownLatch(1)
+        val mayEnd = CountDownLatch(1)
+
+        @Volatile
+        var isClosed = false
+
+        override fun openTokenizer(bundle: Bundle): Tokenizer {
+            val inner = checkNotNull(platform.openTokenizer(bundle))
+            return object : Tokenizer by inner {
+                override fun encode(text: String, addSpecialTokens: Boolean): IntArray {
+                    begun.countDown()
+                    mayEnd.await()
+                    return inner.encode(text, addSpecialTokens)
+                }
+
+                override fun close() {
+                    isClosed = true
+                    inner.close()
+                }
+            }
+        }
     }
 
     @Test
@@ -193,6 +259,23 @@ class ModelTest {
                     val evicted = model.expertBudgetBytes - model.bundle.leastBudgetBytes
                     assertEquals(before - evicted, counting.liveBytes.get(), "the memory of evicted experts is given back")
                 }
+            }
+        }
+    }
+
+    @Test
+    fun `reports of pressure without end leave the steps their turn`() = runBlocking<Unit> {
+        loadFixture(SAMPLE).use { model ->
+            val pressure = MemoryPressure(model)
+            val levels = MemoryPressure.Level.entries
+            val noise = launch(Dispatchers.Default) {
+                var count = 0
+                while (isActive) pressure.report(levels[count++ % levels.size])
+            }
+            try {
+                withTimeout(60_000) { assertEquals(greedy.text, model.generate(prompt, asReference).text()) }
+            } finally {
+                noise.cancelAndJoin()
             }
         }
     }
