@@ -43,7 +43,8 @@ Generates from a prompt, as the Python command of that name does.
   --json                 print one JSON object instead of streaming text
 
 The kernel's library is what the environment's LESONNX_LIBRARY names. Experts lie outside Java's heap: -Xmx256m is heap enough,
-and -XX:MaxDirectMemorySize=8g lets experts, dense parts and attention caches take that much."""
+and -XX:MaxDirectMemorySize=8g lets experts, buffers and attention caches take that much. For a memory budget also set
+MALLOC_MMAP_THRESHOLD_=131072 in the environment, so that glibc gives freed memory back."""
 
 private val WITH_VALUE = setOf(
     "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
