@@ -126,7 +126,7 @@ class StatesTest {
     }
 
     @Test
-    fun `a prompt reuses what can be reached`() = open(Bundle(Reference.bundle("qwen3_next-float")), chunk = 24).use { runner ->
+    fun `a prompt reuses what can be reached`() = open(Bundle(Reference.bundle("qwen3_next-portable-float")), chunk = 24).use { runner ->
         val prompt = ids(70)
         val other = intArrayOf(prompt[0] + 1)
         runner.prefill(prompt.copyOf(48))
@@ -178,9 +178,33 @@ class StatesTest {
         }
     }
 
+    @TestFactory
+    fun `a memory budget counts the states, and what it tries out leaves nothing in them`() = recurrent { bundle ->
+        val expected = open(bundle).use { bits(it.prefill(ids(30))) }
+        open(bundle).use { runner ->
+            val error = assertThrows<BudgetError> { runner.boundMemory(1) }
+            val tokens = runner.states.capacityTokens
+            assertContains(error.message.orEmpty(), "attention caches of $tokens tokens ${runner.states.bytesAt(tokens)}, and the experts")
+            runner.boundMemory(1L shl 34)
+            assertEquals(expected, bits(runner.prefill(ids(30))))
+        }
+    }
+
+    @TestFactory
+    fun `closing frees all memory`() = recurrent { bundle ->
+        val counting = CountingPlatform()
+        openRunner(bundle, LoadOptions(), counting).use { runner ->
+            runner.prefill(ids(20))
+            for (width in intArrayOf(5, 2)) runner.step(ids(width), intArrayOf(0))
+            runner.rewind(26)
+            assertTrue(counting.liveBytes.get() > runner.states.bytesAt(runner.states.capacityTokens))
+        }
+        assertEquals(0, counting.liveBytes.get())
+    }
+
     @Test
     fun `rows are kept of narrow steps alone`() {
-        val manifest = Bundle(Reference.bundle("qwen3_next-float")).manifest
+        val manifest = Bundle(Reference.bundle("qwen3_next-portable-float")).manifest
         Ort.environment(REFERENCE_THREADS)
         LayerStates(manifest, platform).use { states ->
             states.reserve(1)
