@@ -34,7 +34,7 @@ test-kotlin: $(STAMP)
 	ls lesonnx/native/liblesonnx.* >/dev/null 2>&1 || skip "the expert kernel is not built"; \
 	set -e; \
 	$(BIN)/python tools/make_mobile_fixtures.py build/mobile --onnxruntime $(KOTLIN_ONNXRUNTIME); \
-	mvn --batch-mode --quiet --file android/lesonnx/pom.xml test
+	mvn --batch-mode --quiet --file android/pom.xml test
 
 # The Swift package with the ONNX Runtime that Python runs, and its models again with the one that its iOS package brings; what the
 # sample app's screens show and do. The screens themselves need SwiftUI: they are parsed.

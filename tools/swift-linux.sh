@@ -51,13 +51,13 @@ make_root() {
     say "making a Debian 13 with Swift in $root (once; $store/log tells how)"
     rm -rf "$root.partial"
     {
-        debootstrap --variant=minbase --include=ca-certificates trixie "$root.partial"
+        debootstrap --variant=minbase --include=ca-certificates trixie "$root.partial" &&
         # What the system's package client goes through (a proxy, say) holds for the new one too.
-        cp -a /etc/apt/apt.conf.d/*proxy* "$root.partial/etc/apt/apt.conf.d/" || true
+        { cp -a /etc/apt/apt.conf.d/*proxy* "$root.partial/etc/apt/apt.conf.d/" || true; } &&
         chroot "$root.partial" sh -c "apt-get update -qq &&
             DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages && apt-get clean"
     } >"$store/log" 2>&1 || { tail -n 5 "$store/log" >&2; fail "making $root failed; $store/log has all of it"; }
-    [ -f "$root/usr/include/onnxruntime/onnxruntime_c_api.h" ] || fail "libonnxruntime-dev brought no C header"
+    [ -f "$root.partial/usr/include/onnxruntime/onnxruntime_c_api.h" ] || fail "libonnxruntime-dev brought no C header"
     mv "$root.partial" "$root"
 }
 

@@ -23,7 +23,7 @@ object Fixtures {
         sample.copyRecursively(target)
         if (hasChat) {
             val manifest = File(target, "manifest.json")
-            val format = """"chat_format": {"start": "", "messages": {"user": {"prefix": "", "suffix": "\n"},""" +
+            val format = """"chat_format": {"start": "", "messages": {"user": {"prefix": "", "suffix": ""},""" +
                 """ "assistant": {"prefix": "", "suffix": "\n"}}, "answer": ""}"""
             val text = manifest.readText().replace(Regex("\"chat_format\": null,?\\s*"), "")
             val changed = text.replace("\"tokenizer\": {", "\"tokenizer\": {\n  $format,")

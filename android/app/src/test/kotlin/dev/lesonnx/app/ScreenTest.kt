@@ -9,8 +9,11 @@ import android.view.View
 import android.view.ViewGroup
 import android.widget.EditText
 import android.widget.TextView
+import dev.lesonnx.BpeTokenizer
+import dev.lesonnx.Bundle
 import dev.lesonnx.DirectReader
 import dev.lesonnx.Platform
+import dev.lesonnx.Tokenizer
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.launch
@@ -74,6 +77,10 @@ class ReadGate {
 private class GatedPlatform(private val platform: Platform, private val gate: ReadGate) : Platform by platform {
     /** As on Android, where the heap is small. */
     override fun heapGrowthBytes(): Long = 64L shl 20
+
+    /** Android's own tokenizer. */
+    override fun openTokenizer(bundle: Bundle): Tokenizer? =
+        bundle.manifest.tokenizer?.jsonPath?.let { BpeTokenizer.read(bundle.file(it)) }
 
     override fun openReader(path: Path): DirectReader {
         val reader = platform.openReader(path)

@@ -80,11 +80,13 @@ class ChatModel(
         val generation = if (model.hasChat) model.chat(conversation(history, text), options) else model.generate(text, options)
         var before = model.telemetry
         var began = System.nanoTime()
+        var count = 0
         generation.tokens.collect { token ->
             val now = System.nanoTime()
             val after = model.telemetry
+            if (token.id != null) count += 1
             // The first token is the prefill's, which is no token's speed.
-            if (generation.report.tokenIds.size > 1 && token.id != null) {
+            if (token.id != null && count > 1) {
                 telemetry.token((now - began) / 1e6, before, after, Memory.currentBytes(), model.expertBudgetBytes)
             }
             before = after

@@ -12,6 +12,7 @@ import kotlinx.coroutines.job
 import kotlinx.coroutines.sync.Mutex
 import kotlinx.coroutines.sync.withLock
 import kotlinx.coroutines.withContext
+import java.io.IOException
 import kotlin.coroutines.coroutineContext
 
 /** How much of the experts may stay in memory. */
@@ -78,6 +79,8 @@ class ModelHost(
             HostState.Ready(name, loaded.hasChat, loaded.engineName, loaded.expertBudgetBytes, options, loaded.notes)
         } catch (error: LesonnxError) {
             HostState.Failed(name, error.message.orEmpty())
+        } catch (error: IOException) {
+            HostState.Failed(name, error.message ?: error.toString())
         }
     }
 
