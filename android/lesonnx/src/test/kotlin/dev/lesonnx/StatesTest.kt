@@ -1,5 +1,6 @@
 package dev.lesonnx
 
+import kotlinx.coroutines.runBlocking
 import org.junit.jupiter.api.DynamicTest
 import org.junit.jupiter.api.DynamicTest.dynamicTest
 import org.junit.jupiter.api.Test
@@ -156,6 +157,20 @@ class StatesTest {
             // Other widths of steps round differently, float bundles so little that no token changes.
             val token = Sampler(SamplingOptions()).sample(logits)
             open(bundle, chunk = 24).use { fresh -> assertEquals(Sampler(SamplingOptions()).sample(fresh.prefill(second)), token) }
+        }
+    }
+
+    @TestFactory
+    fun `one generation after another begins with nothing`(): List<DynamicTest> = Reference.RECURRENT.map { name ->
+        dynamicTest(name) {
+            val case = Reference.of(name).case("greedy-kernel")
+            loadFixture(name).use { model ->
+                repeat(2) {
+                    val generation = model.generate(case.promptIds.toIntArray(), GenerationOptions(maxNewTokens = case.tokenIds.size, ignoreEos = true))
+                    runBlocking { generation.text() }
+                    assertEquals(case.tokenIds, generation.report.tokenIds)
+                }
+            }
         }
     }
 
