@@ -35,6 +35,11 @@ data class BundleManifest(
     fun part(role: PartRole, layerIdx: Int? = null): Part =
         parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
 
+    /** The values of a token in what segments hand on as `residual`: the hidden size, in Gemma 4 twice that. */
+    val residualSize: Long
+        get() = parts.asSequence().flatMap { it.outputs }.filter { it.name == "residual_out" }
+            .firstNotNullOfOrNull { (it.shape.lastOrNull() as? Dimension.Fixed)?.size } ?: model.hiddenSize.toLong()
+
     companion object {
         /** The manifest in a JSON text. Unknown keys are errors. BundleError, in one line that names the field. */
         fun parse(text: String, source: String = "manifest.json"): BundleManifest {

@@ -92,11 +92,12 @@ internal class ExpertLoader(
     /**
      * Loads and computes what MoE layer number [place] requires; [LoadError] where an expert cannot be read.
      *
-     * A layer that is broken off by an error leaves experts half loaded: nothing runs after it.
+     * [beforeExperts] runs while the first loads are under way: what makes the experts' input of a layer whose router has
+     * spoken before. A layer that is broken off by an error leaves experts half loaded: nothing runs after it.
      */
-    fun runLayer(place: Int, work: LayerWork, lookahead: LookaheadRun?) {
+    fun runLayer(place: Int, work: LayerWork, lookahead: LookaheadRun?, beforeExperts: (() -> Unit)? = null) {
         try {
-            carryLayerOut(place, work, lookahead)
+            carryLayerOut(place, work, lookahead, beforeExperts)
         } catch (error: Throwable) {
             lock.withLock { failure = failure ?: LesonnxError("a step was broken off; load the bundle again", error) }
             throw error
@@ -107,12 +108,17 @@ internal class ExpertLoader(
      * Carries a layer out. The next one is predicted twice: before any expert has run, so that reading starts early, and again
      * when those in memory have, which sees better. A coroutine of its own does that, while this thread computes.
      */
-    private fun carryLayerOut(place: Int, work: LayerWork, lookahead: LookaheadRun?) {
+    private fun carryLayerOut(place: Int, work: LayerWork, lookahead: LookaheadRun?, beforeExperts: (() -> Unit)?) {
         awaitPredictions()
         var began = System.nanoTime()
         lock.withLock {
             carryOut(scheduler.route(place, work.topkIds))
             counts.scheduleNs += System.nanoTime() - began
+        }
+        if (beforeExperts != null) {
+            began = System.nanoTime()
+            beforeExperts()
+            tookDense(System.nanoTime() - began)
         }
         var left = work.numUsed + if (scheduler.layers[place].sharedCostBytes > 0) 1 else 0
         val ready = ByteArray(work.numRows * work.slots)

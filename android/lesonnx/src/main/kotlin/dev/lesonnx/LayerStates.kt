@@ -7,10 +7,11 @@ import ai.onnxruntime.OnnxJavaType.INT32
 internal const val GROWTH_TOKENS = 512
 
 /**
- * The tensors a sequence carries from step to step: attention caches that grow, and rewind by stating a smaller length.
+ * The tensors a sequence carries from step to step: attention caches that grow, and states of fixed shape.
  *
- * A cache is one buffer, bound as past and present. Lengths lie in tensors that parts are bound to, so a step only writes
- * numbers. Owned by a runner, which closes it; not thread-safe. [BundleError] for a kind of state that this library does not run.
+ * A cache is one buffer, bound as past and present, and rewinds by stating a smaller length; [StepStates] says how far the
+ * others go back. Lengths lie in tensors that parts are bound to, so a step only writes numbers. Owned by a runner, which
+ * closes it; not thread-safe.
  */
 internal class LayerStates(manifest: BundleManifest, private val platform: Platform) : AutoCloseable {
     private class Cache(val memory: NativeMemory, val tensor: Tensor) : AutoCloseable {
@@ -20,7 +21,8 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         }
     }
 
-    private val states = manifest.states
+    private val states = manifest.states.filter { it.isAttention }
+    private val fixed = StepStates(manifest, platform)
     private val caches = HashMap<String, Cache>()
     private val lengths = TensorArena(platform)
     private val seqlensAt: Int
@@ -38,11 +40,6 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         private set
 
     init {
-        for (state in states) {
-            if (state.kind != StateKind.ATTENTION_KEY && state.kind != StateKind.ATTENTION_VALUE) {
-                throw BundleError("state '${state.name}' is of kind '${state.kind.name.lowercase()}', which this lesonnx does not run")
-            }
-        }
         seqlensAt = lengths.plan(INT32, 1)
         totalAt = lengths.plan(INT32)
         lengths.allocate()
@@ -54,20 +51,33 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
     /** int32 scalar: tokens before the step plus T. */
     val totalSequenceLength: Tensor get() = lengths[totalAt]
 
-    /** The cache of a state, by the state's name; another tensor after [reserve] has made room. */
-    fun tensor(name: String): Tensor = caches.getValue(name).tensor
+    /** Which of the buffers of fixed shape the next step reads: bindings hold for one side. */
+    val side: Int get() = fixed.side
+
+    /** What a part reads its states from, by its names; valid until [reserve] makes room or [side] changes. */
+    fun inputs(partName: String): Map<String, Tensor> = caches(partName) { it.input } + fixed.inputs(partName)
+
+    /** What a part writes its states to in a step of that many rows; valid as what it reads. */
+    fun outputs(partName: String, numRows: Int): Map<String, Tensor> = caches(partName) { it.output } + fixed.outputs(partName, numRows)
+
+    private fun caches(partName: String, name: (State) -> String): Map<String, Tensor> =
+        states.filter { it.part == partName }.associate { name(it) to caches.getValue(it.name).tensor }
 
     /** The capacity that holds that many tokens. */
     fun capacityFor(numTokens: Int): Int =
         minOf((numTokens + GROWTH_TOKENS - 1) / GROWTH_TOKENS * GROWTH_TOKENS, maxOf(maxTokens, numTokens))
 
     /** What the states take at a capacity. */
-    fun bytesAt(capacityTokens: Int): Long = states.sumOf { Tensor.bytesOf(type(it), shape(it, capacityTokens)) }
+    fun bytesAt(capacityTokens: Int): Long = states.sumOf { Tensor.bytesOf(type(it), shape(it, capacityTokens)) } + fixed.numBytes
+
+    /** What recurrent layers take for themselves inside a step of that many rows. */
+    fun workingBytes(numRows: Int): Long = fixed.workingBytes(numRows)
 
     /** Makes room for that many tokens in all; tensors may change. [ContextError] beyond the model's context. */
     fun reserve(numTokens: Int) {
         if (numTokens > maxTokens) throw ContextError("$numTokens tokens do not fit the model's context of $maxTokens")
         if (numTokens <= capacityTokens) return
+        fixed.allocate()
         val capacity = capacityFor(numTokens)
         // One after the other, so that at most one cache is there twice.
         for (state in states) {
@@ -91,7 +101,11 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         }
     }
 
-    private fun type(state: State) = if (state.dtype == Dtype.FLOAT16) OnnxJavaType.FLOAT16 else OnnxJavaType.FLOAT
+    private fun type(state: State) = when (state.dtype) {
+        Dtype.FLOAT16 -> OnnxJavaType.FLOAT16
+        Dtype.INT8 -> OnnxJavaType.INT8
+        else -> OnnxJavaType.FLOAT
+    }
 
     private fun shape(state: State, capacityTokens: Int) =
         LongArray(state.shape.size) { place -> (state.shape[place] as? Dimension.Fixed)?.size ?: capacityTokens.toLong() }
@@ -100,22 +114,32 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
     fun begin(numRows: Int) {
         seqlensK.ints.put(0, numTokens + numRows - 1)
         totalSequenceLength.ints.put(0, numTokens + numRows)
+        fixed.begin(numTokens)
     }
 
     /** The step's rows are part of the sequence. */
     fun commit(numRows: Int) {
         numTokens += numRows
+        fixed.commit(numTokens)
     }
 
-    /** Goes back to the first [numTokens] tokens: attention needs no more than the smaller number. */
-    fun rewind(numTokens: Int) {
+    /** The most tokens, at most [numTokens], to which [rewind] can go back. */
+    fun reachable(numTokens: Int): Int = fixed.reachable(numTokens)
+
+    /**
+     * Goes back to the first [numTokens] tokens; [run] runs a replay part. Attention needs no more than the smaller number.
+     * [InputError] where states of fixed shape do not reach that far.
+     */
+    fun rewind(numTokens: Int, run: RunPart) {
         require(numTokens in 0..this.numTokens) { "cannot rewind to $numTokens of ${this.numTokens} tokens" }
+        fixed.rewind(numTokens, run)
         this.numTokens = numTokens
     }
 
     override fun close() {
         caches.values.forEach(Cache::close)
         caches.clear()
+        fixed.close()
         lengths.close()
         numTokens = 0
         capacityTokens = 0

@@ -28,7 +28,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         val quantization = manifest.quantization
         oneOf("quantization.expert_bits", quantization.expertBits, BITS)
         oneOf("quantization.dense_bits", quantization.denseBits, setOf(4, 8, 32))
-        oneOf("quantization.kv_bits", quantization.kvBits, setOf(16, 32))
+        oneOf("quantization.kv_bits", quantization.kvBits, setOf(8, 16, 32))
         oneOf("quantization.block_size", quantization.blockSize, BLOCK_SIZES)
     }
 
@@ -42,12 +42,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
     private fun states(): Sequence<String> = sequence {
         for ((place, state) in manifest.states.withIndex()) {
             offset("states.$place.layer_idx", state.layerIdx.toLong())
-            if (state.kind != StateKind.ATTENTION_KEY && state.kind != StateKind.ATTENTION_VALUE) continue
-            val sizes = state.shape.filterIsInstance<Dimension.Fixed>().map { it.size }
-            val fits = state.shape.size == 4 && state.shape[2] == Dimension.Symbol("S") && sizes.size == 3
-            if (!fits || sizes.any { it !in 1 until (1L shl 20) }) {
-                yield("states.$place: shape ${state.shape} of state '${state.name}' is not [1, heads, 'S', size]")
-            }
+            yieldAll(StateCheck(manifest, state).ownProblems().map { "states.$place: $it" })
         }
     }
 
@@ -136,6 +131,10 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         }
         for (state in manifest.states) {
             if (state.part !in names) yield("states: state '${state.name}' names part '${state.part}', which is not there")
+            yieldAll(StateCheck(manifest, state).replayProblems().map { "states: $it" })
+        }
+        if (parts.filter { it.role == PartRole.MIXER }.any { mixer -> manifest.expertLayers.none { it.layerIdx == mixer.layerIdx } }) {
+            yield("parts: a mixer part belongs to no MoE layer")
         }
         val ahead = parts.filter { it.role == PartRole.LOOKAHEAD }.map { it.layerIdx }
         for (layer in manifest.expertLayers.drop(1)) {

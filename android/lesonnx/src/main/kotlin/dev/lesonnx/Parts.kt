@@ -1,5 +1,7 @@
 package dev.lesonnx
 
+import kotlinx.serialization.EncodeDefault
+import kotlinx.serialization.ExperimentalSerializationApi
 import kotlinx.serialization.KSerializer
 import kotlinx.serialization.SerialName
 import kotlinx.serialization.Serializable
@@ -23,11 +25,17 @@ enum class PartRole {
     @SerialName("segment")
     SEGMENT,
 
+    @SerialName("mixer")
+    MIXER,
+
     @SerialName("head")
     HEAD,
 
     @SerialName("lookahead")
     LOOKAHEAD,
+
+    @SerialName("replay")
+    REPLAY,
 }
 
 /** A dense ONNX model of the bundle. [providers]: execution providers by target, in order of preference. */
@@ -83,6 +91,9 @@ enum class Dtype {
 
     @SerialName("uint8")
     UINT8,
+
+    @SerialName("int8")
+    INT8,
 }
 
 /** A dimension of a shape: a number, or the letter of one. */
@@ -136,11 +147,23 @@ enum class StateKind {
 }
 
 /**
+ * How a state of fixed shape goes back to a token inside the last step.
+ *
+ * [part], of role `replay`, takes `past` (the state before the step) and some of the step's rows, and gives `present`, the
+ * state after them. [rows] names, for each of its other inputs, the output [1, T, n] of the state's own part that holds a
+ * step's rows.
+ */
+@Serializable
+data class Replay(val part: String, val rows: Map<String, String>)
+
+/**
  * A tensor that a part carries from step to step: [input] and [output] of [part], zero at the start.
  *
  * Attention states are [1, kv heads, S, head size]; past and present are one buffer of the host's, of any capacity S that
- * holds the tokens so far and those of the step.
+ * holds the tokens so far and those of the step. Convolution and recurrent states have a fixed shape, past and present are
+ * two buffers, and [replay] says how to go back into a step.
  */
+@OptIn(ExperimentalSerializationApi::class)
 @Serializable
 data class State(
     val name: String,
@@ -151,4 +174,10 @@ data class State(
     val output: String,
     val dtype: Dtype,
     val shape: List<Dimension>,
-)
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val replay: Replay? = null,
+) {
+    val isAttention: Boolean get() = kind == StateKind.ATTENTION_KEY || kind == StateKind.ATTENTION_VALUE
+
+    /** The outputs of the state's part that a replay takes. */
+    val rowNames: List<String> get() = replay?.rows?.values?.toList().orEmpty()
+}

@@ -2,8 +2,6 @@ package dev.lesonnx
 
 import ai.onnxruntime.OnnxJavaType.FLOAT
 import ai.onnxruntime.OnnxJavaType.INT64
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OrtSession
 import java.nio.FloatBuffer
 
 /**
@@ -34,14 +32,7 @@ internal class Runner(
 
     val states = LayerStates(manifest, platform)
     private val expertBudgetBytes = loader.expertBudgetBytes
-    private val sessions = HashMap<String, OrtSession>()
-    private val segments = manifest.parts.filter { it.role == PartRole.SEGMENT }
-    private val head = manifest.part(PartRole.HEAD)
-
-    /** By the number of the MoE layer before, from which they look. */
-    private val lookaheads =
-        if (loader.usesLookahead) segments.drop(1).map { manifest.part(PartRole.LOOKAHEAD, it.layerIdx) } else emptyList()
-    private val headCarriesStates = manifest.states.any { it.part == head.name }
+    private val parts: DenseParts
     private val hasSharedExperts = manifest.expertLayers.any { it.sharedKind != null }
 
     // By width; beside decode's one row, only the last width is kept.
@@ -53,111 +44,29 @@ internal class Runner(
 
     init {
         try {
-            Ort.sessionOptions(optimise = true, numThreads).use { options ->
-                // A lookahead is a row of a router, run beside the experts.
-                Ort.sessionOptions(optimise = true, numThreads = 1).use { single ->
-                    for (part in manifest.parts) {
-                        if (part.role == PartRole.LOOKAHEAD && !loader.usesLookahead) continue
-                        val file = bundle.file(part.path)
-                        sessions[part.name] = Ort.openSession(file, if (part.role == PartRole.LOOKAHEAD) single else options)
-                    }
-                }
-            }
+            parts = DenseParts(bundle, loader.usesLookahead, numThreads)
         } catch (error: Throwable) {
-            closeParts()
+            states.close()
             throw error
-        }
-    }
-
-    /** The buffers of a width, and the parts bound to them. Valid until a state moves. */
-    private inner class Step(numRows: Int) : AutoCloseable {
-        val buffers = StepBuffers(manifest, numRows, platform)
-        private val headArena = TensorArena(platform)
-        private val rowsAt = headArena.plan(INT64, 1)
-        private val logitsAt = headArena.plan(FLOAT, 1, vocabSize.toLong())
-
-        init {
-            headArena.allocate()
-        }
-
-        val headRow = headArena[rowsAt]
-        val headLogits = headArena[logitsAt]
-        val embed = bind("embed", mapOf("input_ids" to buffers.inputIds), mapOf("hidden" to buffers.hidden))
-        val segments = this@Runner.segments.mapIndexed { place, part -> bind(part.name, inputs(part, place), outputs(part, place)) }
-        val lookaheads = this@Runner.lookaheads.mapIndexed { place, part ->
-            bind(part.name, inputs(part, place + 1), mapOf("scores" to buffers.lookaheadScores))
-        }
-
-        /** A decode step's head, of one row. */
-        val head = bindHead(headRow, headLogits)
-
-        fun bindHead(rows: Tensor, logits: Tensor): Binding {
-            val part = this@Runner.head
-            return bind(
-                part.name,
-                inputs(part, this@Runner.segments.size) + ("logit_rows" to rows),
-                stateOutputs(part) + ("logits" to logits),
-            )
-        }
-
-        private fun bind(name: String, inputs: Map<String, Tensor>, outputs: Map<String, Tensor>): Binding {
-            fun handles(tensors: Map<String, Tensor>): Map<String, OnnxTensor> = tensors.mapValues { it.value.onnx }
-            return Binding(sessions.getValue(name), handles(inputs), handles(outputs))
-        }
-
-        /** The tensors that a part reads; [place] counts the segments before it. */
-        private fun inputs(part: Part, place: Int): Map<String, Tensor> {
-            val before = buffers.streamAfter(place - 1)
-            val known = mapOf(
-                "hidden" to buffers.hidden,
-                "residual" to before.residual,
-                "topk_weights" to before.topkWeights,
-                "shared_weights" to before.sharedWeights,
-                "expert_out" to buffers.work.expertOut,
-                "shared_out" to buffers.work.sharedOut,
-                "ready" to buffers.ready,
-                "position_ids" to buffers.positionIds,
-                "seqlens_k" to states.seqlensK,
-                "total_sequence_length" to states.totalSequenceLength,
-            ) + manifest.states.filter { it.part == part.name }.associate { it.input to states.tensor(it.name) }
-            return part.inputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
-        }
-
-        private fun outputs(part: Part, place: Int): Map<String, Tensor> {
-            val after = buffers.streamAfter(place)
-            val known = mapOf(
-                "residual_out" to after.residual,
-                "moe_input" to buffers.work.hidden,
-                "topk_ids" to buffers.topkIds,
-                "topk_weights_out" to after.topkWeights,
-                "router_scores" to buffers.routerScores,
-                "shared_weights_out" to after.sharedWeights,
-            )
-            return part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap() + stateOutputs(part)
-        }
-
-        private fun stateOutputs(part: Part): Map<String, Tensor> =
-            manifest.states.filter { it.part == part.name }.associate { it.output to states.tensor(it.name) }
-
-        override fun close() {
-            loader.engine.forget(buffers.work)
-            headArena.close()
-            buffers.close()
         }
     }
 
     /** Tokens of the sequence so far. */
     val numTokens: Int get() = states.numTokens
 
-    /** Goes back to the first [numTokens] tokens of the sequence. */
-    fun rewind(numTokens: Int) = states.rewind(numTokens)
+    /** Goes back to the first [numTokens] tokens of the sequence; [InputError] where its states do not reach them. */
+    fun rewind(numTokens: Int) = states.rewind(numTokens) { name, inputs, outputs -> parts.bind(name, inputs, outputs).run() }
 
-    /** How many tokens of the sequence a prompt begins with; its last token never counts, since it must run. */
+    /**
+     * How many tokens of the sequence, to which it can be rewound, a prompt begins with.
+     *
+     * The prompt's last token never counts, since it must run.
+     */
     fun commonTokens(tokenIds: IntArray): Int {
         val most = minOf(numTokens, tokenIds.size - 1)
         var count = 0
         while (count < most && tokens[count] == tokenIds[count]) count++
-        return count
+        return states.reachable(count)
     }
 
     // ---- budgets
@@ -170,7 +79,7 @@ internal class Runner(
         warmUp()
         val chunk = prefillChunkTokens
         val buffers = 2 * StepBuffers.bytesFor(manifest, chunk) + chunk.toLong() * vocabSize / 8
-        val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + buffers + SPARE_BYTES
+        val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + buffers + states.workingBytes(chunk) + SPARE_BYTES
         memoryBound = MemoryBound(memoryBudgetBytes, fixed)
         shareMemory(states.capacityFor(1))
     }
@@ -183,16 +92,19 @@ internal class Runner(
 
     /**
      * Runs every dense part once on nothing, so that all the weights it maps are counted as this process's. What it leaves in
-     * the attention caches is written over by the first step.
+     * the states is written over by the first step.
      */
     private fun warmUp() {
         states.reserve(1)
         states.begin(1)
-        val step = stepFor(1)
-        step.embed.run()
-        step.segments.forEach(Binding::run)
-        step.lookaheads.forEach(Binding::run)
-        step.head.run()
+        val bound = stepFor(1).bound
+        bound.embed.run()
+        for (place in bound.segments.indices) {
+            bound.segments[place].run()
+            bound.mixers[place]?.run()
+        }
+        bound.lookaheads.forEach(Binding::run)
+        bound.head.run()
     }
 
     /** Gives the experts what budgets, pressure and a capacity of attention caches leave them. */
@@ -257,12 +169,14 @@ internal class Runner(
         val looksAhead = loader.usesLookahead && governor?.wants() != false
         val stepBegan = System.nanoTime()
         var began = stepBegan
-        step.embed.run()
-        for (place in segments.indices) {
-            step.segments[place].run()
+        val bound = step.bound
+        bound.embed.run()
+        for (place in bound.segments.indices) {
+            bound.segments[place].run()
             buffers.work.route(loader.first(place), buffers.topkIds)
             loader.tookDense(System.nanoTime() - began)
-            loader.runLayer(place, buffers.work, if (looksAhead && place + 1 < segments.size) lookahead(step, place) else null)
+            val lookahead = if (looksAhead && place + 1 < bound.segments.size) lookahead(step, place) else null
+            loader.runLayer(place, buffers.work, lookahead, bound.mixers[place]?.let { it::run })
             began = System.nanoTime()
         }
         val result = logits(step, logitRows)
@@ -293,19 +207,20 @@ internal class Runner(
             val shared = buffers.work.sharedOut.floats
             for (index in 0 until shared.capacity()) shared.put(index, 0f)
         }
+        val part = step.bound.lookaheads[place]
         return { ready ->
             for (index in ready.indices) buffers.ready.bytes.put(index, ready[index])
-            step.lookaheads[place].run()
+            part.run()
             buffers.lookaheadScores.floats
         }
     }
 
     /** The head on some rows; without any it still runs where it carries states (dense layers come last). */
     private fun logits(step: Step, rows: IntArray): FloatArray {
-        if (rows.isEmpty() && !headCarriesStates) return NO_LOGITS
+        if (rows.isEmpty() && !parts.headCarriesStates) return NO_LOGITS
         if (rows.size > 1) return manyLogits(step, rows)
         step.headRow.longs.put(0, (rows.firstOrNull() ?: 0).toLong())
-        step.head.run()
+        step.bound.head.run()
         if (rows.isEmpty()) return NO_LOGITS
         copy(step.headLogits.floats, logits)
         return logits
@@ -325,25 +240,25 @@ internal class Runner(
     }
 
     private fun stepFor(numRows: Int): Step = steps[numRows] ?: run {
-        for (width in steps.keys.filter { it != 1 }) steps.remove(width)?.close()
-        Step(numRows).also { steps[numRows] = it }
+        for (width in steps.keys.filter { it != 1 }) steps.remove(width)?.let(::closeStep)
+        Step(manifest, parts, states, numRows, platform).also { steps[numRows] = it }
     }
 
     private fun clearSteps() {
-        steps.values.forEach(Step::close)
+        steps.values.forEach(::closeStep)
         steps.clear()
+    }
+
+    private fun closeStep(step: Step) {
+        loader.engine.forget(step.buffers.work)
+        step.close()
     }
 
     override fun close() {
         // First the loader: a step that was broken off may still be predicting.
         loader.close()
-        closeParts()
-    }
-
-    private fun closeParts() {
         clearSteps()
-        sessions.values.forEach(OrtSession::close)
-        sessions.clear()
+        parts.close()
         states.close()
     }
 

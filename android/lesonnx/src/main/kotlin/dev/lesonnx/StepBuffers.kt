@@ -15,13 +15,18 @@ internal class StepBuffers(manifest: BundleManifest, val numRows: Int, platform:
     private val slots = model.numExpertsPerTok.toLong()
     private val experts = model.numExperts.toLong()
     private val size = model.hiddenSize.toLong()
+    private val residualSize = manifest.residualSize
 
     private val inputIdsAt = arena.plan(INT64, 1, rows)
     private val positionIdsAt = arena.plan(INT64, 1, rows)
     private val hiddenAt = arena.plan(FLOAT, 1, rows, size)
     private val streamsAt = List(2) {
-        listOf(arena.plan(FLOAT, 1, rows, size), arena.plan(FLOAT, rows, slots), arena.plan(FLOAT, rows, 1))
+        listOf(arena.plan(FLOAT, 1, rows, residualSize), arena.plan(FLOAT, rows, slots), arena.plan(FLOAT, rows, 1))
     }
+
+    // A mixer may not write the residual that it reads, and the weights beside the other one are in use.
+    private val mixedResidualAt =
+        if (manifest.parts.any { it.role == PartRole.MIXER }) arena.plan(FLOAT, 1, rows, residualSize) else null
     private val topkIdsAt = arena.plan(INT64, rows, slots)
     private val routerScoresAt = arena.plan(FLOAT, rows, experts)
     private val readyAt = arena.plan(BOOL, rows, slots)
@@ -44,6 +49,9 @@ internal class StepBuffers(manifest: BundleManifest, val numRows: Int, platform:
 
     private val streams = streamsAt.map { Stream(arena[it[0]], arena[it[1]], arena[it[2]]) }
 
+    /** What a mixer makes of its segment's residual; null where the bundle has no mixers. */
+    val mixedResidual: Tensor? = mixedResidualAt?.let(arena::get)
+
     /** What segment number [place] leaves. */
     fun streamAfter(place: Int): Stream = streams[place and 1]
 
@@ -60,7 +68,7 @@ internal class StepBuffers(manifest: BundleManifest, val numRows: Int, platform:
         fun bytesFor(manifest: BundleManifest, numRows: Int): Long {
             val model = manifest.model
             val slots = model.numExpertsPerTok
-            val row = model.hiddenSize.toLong() * (5 + slots) + 2 * model.numExperts + 8 * slots
+            val row = 3 * manifest.residualSize + model.hiddenSize.toLong() * (3 + slots) + 2 * model.numExperts + 8 * slots
             return numRows * row * Float.SIZE_BYTES
         }
     }

@@ -20,7 +20,7 @@ internal class Tensor(val type: OnnxJavaType, val shape: LongArray, val bytes: B
             OnnxJavaType.FLOAT16 -> OnnxTensor.createTensor(environment, bytes.asShortBuffer(), shape, type)
             OnnxJavaType.INT64 -> OnnxTensor.createTensor(environment, bytes.asLongBuffer(), shape)
             OnnxJavaType.INT32 -> OnnxTensor.createTensor(environment, bytes.asIntBuffer(), shape)
-            OnnxJavaType.BOOL, OnnxJavaType.UINT8 -> OnnxTensor.createTensor(environment, bytes, shape, type)
+            OnnxJavaType.BOOL, OnnxJavaType.UINT8, OnnxJavaType.INT8 -> OnnxTensor.createTensor(environment, bytes, shape, type)
             else -> throw IllegalArgumentException("no part takes tensors of type $type")
         }
     }
@@ -30,6 +30,12 @@ internal class Tensor(val type: OnnxJavaType, val shape: LongArray, val bytes: B
 
     /** The same memory under another shape; the caller closes it. */
     fun withShape(vararg other: Long): Tensor = Tensor(type, other, bytes)
+
+    /** The beginning of the same memory under a shape that takes no more of it; the caller closes it. */
+    fun beginning(vararg other: Long): Tensor {
+        val length = bytesOf(type, other).toInt()
+        return Tensor(type, other, bytes.duplicate().position(0).limit(length).slice().order(ByteOrder.nativeOrder()))
+    }
 
     override fun close(): Unit = onnx.close()
 

@@ -55,7 +55,7 @@ internal class BundleManifestTest {
     @Test
     fun `every bundle's manifest survives a round trip`() {
         val bundles = Files.newDirectoryStream(TestData.mobile.resolve("bundles")).use { it.toList() }
-        assertTrue(bundles.size >= 4)
+        assertTrue(bundles.size >= Reference.BUNDLES.size)
         for (bundle in bundles) {
             val manifest = BundleManifest.parse(Files.readString(bundle.resolve("manifest.json")))
             val json = Json { encodeDefaults = true }
@@ -125,6 +125,58 @@ internal class BundleManifestTest {
         assertSays("names expert kind 9 of 2", problem(9, "expert_layers", 1, "kind"))
         assertSays("num_experts_per_tok is 99, the model's is", problem(99, "expert_layers", 0, "num_experts_per_tok"))
         assertSays("experts a token of", problem(1, "model", "num_experts"))
+    }
+
+    private fun manifestOf(bundle: String) = Json.parseToJsonElement(Files.readString(Reference.bundle(bundle).resolve("manifest.json")))
+
+    @Test
+    fun `states and their replays`() {
+        val recurrent = manifestOf("qwen3_next-float")
+        val states = recurrent.jsonObject.getValue("states").jsonArray.map { it.jsonObject }
+        val place = states.indexOfFirst { it["kind"] == JsonPrimitive("recurrent") }
+        val attention = states.indexOfFirst { it["kind"] == JsonPrimitive("attention_key") }
+        val replay = states[place].getValue("replay")
+        val (key, row) = replay.jsonObject.getValue("rows").jsonObject.entries.first()
+        fun problem(value: JsonElement?, vararg path: Any) = problem(recurrent.with(path.toList(), value).toString())
+        fun problem(value: String, vararg path: Any) = problem(JsonPrimitive(value), *path)
+
+        assertSays("states.$place: shape [", problem("S", "states", place, "shape", 1))
+        assertSays("is not fixed", problem("S", "states", place, "shape", 1))
+        assertSays("is not fixed", problem(JsonArray(emptyList()), "states", place, "shape"))
+        assertSays("of kind recurrent: replay belongs to states of fixed shape", problem(null, "states", place, "replay"))
+        assertSays("of kind attention_key: replay belongs to", problem(replay, "states", attention, "replay"))
+        assertSays("names 'embed', which is no part of role replay", problem("embed", "states", place, "replay", "part"))
+        assertSays("names 'gone', which is no part of role replay", problem("gone", "states", place, "replay", "part"))
+        assertSays("part 'replay_convolution' does not take past and give present", problem("replay_convolution", "states", place, "replay", "part"))
+        assertSays("replay.rows: empty, expected at least one", problem(JsonObject(emptyMap()), "states", place, "replay", "rows"))
+        assertSays("part 'replay_recurrent' takes the rows ", problem("x", "states", place, "replay", "rows", "other"))
+        assertSays("rows 'residual_out' are not what 'replay_recurrent' takes", problem("residual_out", "states", place, "replay", "rows", key))
+
+        // Rows of another shape, in agreement with what the replay takes.
+        val parts = recurrent.jsonObject.getValue("parts").jsonArray.map { it.jsonObject }
+        fun JsonElement.withFlat(part: Int, list: String, name: JsonElement): JsonElement {
+            val value = parts[part].getValue(list).jsonArray.indexOfFirst { it.jsonObject["name"] == name }
+            return with(listOf("parts", part, list, value, "shape"), Json.parseToJsonElement("""["T", 8]"""))
+        }
+        val taker = parts.indexOfFirst { it["name"] == JsonPrimitive("replay_recurrent") }
+        val giver = parts.indexOfFirst { it["name"] == states[place]["part"] }
+        val flat = recurrent.withFlat(taker, "inputs", JsonPrimitive(key)).withFlat(giver, "outputs", row)
+        assertSays("is not [1, 'T', size]", this.problem(flat.toString()))
+    }
+
+    @Test
+    fun `mixers belong to MoE layers`() {
+        val early = manifestOf("smallthinker-float")
+        val parts = early.jsonObject.getValue("parts").jsonArray.map { it.jsonObject }
+        val mixer = parts.indexOfFirst { it["role"] == JsonPrimitive("mixer") }
+        assertSays("a mixer part belongs to no MoE layer", problem(early.with(listOf("parts", mixer, "layer_idx"), JsonPrimitive(99)).toString()))
+    }
+
+    @Test
+    fun `the residual is as wide as the parts say`() {
+        fun sizes(bundle: String) = BundleManifest.parse(manifestOf(bundle).toString()).let { it.residualSize to it.model.hiddenSize.toLong() }
+        assertEquals(sizes("qwen3_moe-float").second, sizes("qwen3_moe-float").first)
+        assertEquals(2 * sizes("gemma4_text-float").second, sizes("gemma4_text-float").first)
     }
 
     @Test

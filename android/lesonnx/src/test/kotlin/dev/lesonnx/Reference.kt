@@ -23,6 +23,7 @@ internal class Reference(
     @SerialName("prefill_chunk_tokens") val prefillChunkTokens: Int,
     @SerialName("expert_budget_bytes") val expertBudgetBytes: Map<String, Long>,
     val cases: List<Case>,
+    val rewinds: List<Case>,
     val tokenizer: List<Tokenized> = emptyList(),
 ) {
     @Serializable
@@ -31,6 +32,9 @@ internal class Reference(
         val engine: String,
         val prompt: String?,
         @SerialName("prompt_ids") val promptIds: List<Int>,
+        /** Of a rewind: a step after the prompt, and how many of its tokens stay. */
+        @SerialName("step_ids") val stepIds: List<Int> = emptyList(),
+        @SerialName("kept_tokens") val keptTokens: Int = 0,
         @SerialName("token_ids") val tokenIds: List<Int>,
         val logits: String,
         @SerialName("logits_shape") val logitsShape: List<Int>,
@@ -66,8 +70,26 @@ internal class Reference(
     companion object {
         private val json = Json { ignoreUnknownKeys = true }
 
-        /** The bundles that `tools/make_mobile_fixtures.py` exports. */
-        val BUNDLES = listOf("sample-int4", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4")
+        /** The bundles that `tools/make_mobile_fixtures.py` exports, but for those that need a newer ONNX Runtime than this one. */
+        val BUNDLES: List<String> by lazy {
+            listOf(
+                "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
+                "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
+            ).filter(::runsHere)
+        }
+
+        /** Those with states of fixed shape. */
+        val RECURRENT: List<String> get() = BUNDLES.filter { name -> Bundle(bundle(name)).manifest.states.any { it.replay != null } }
+
+        private fun runsHere(name: String): Boolean {
+            val needed = Bundle(bundle(name)).manifest.onnxruntimeAtLeast
+            return try {
+                Ort.checkVersion(needed, Ort.environment(REFERENCE_THREADS).version)
+                true
+            } catch (_: BundleError) {
+                false
+            }
+        }
 
         fun bundle(name: String): Path = TestData.mobile.resolve("bundles").resolve(name).also {
             check(Files.isDirectory(it)) { "$it is not there; make it with tools/make_mobile_fixtures.py ${TestData.mobile}" }

@@ -40,7 +40,7 @@ enum class Fit {
  * @property storage all files.
  * @property dense dense parts, which stay in memory.
  * @property buffers arrays of a prefill chunk, and what ONNX Runtime takes beside what is counted.
- * @property firstStates attention caches as they begin, for 512 tokens.
+ * @property firstStates attention caches as they begin, for 512 tokens, and states of fixed shape.
  * @property stateOfToken attention caches of one more token.
  * @property leastBudget the least expert budget: the largest layer's experts of one token.
  * @property tokenDemand what one token needs of all layers.

@@ -3,12 +3,10 @@ package dev.lesonnx.store
 import dev.lesonnx.BundleManifest
 import dev.lesonnx.Dimension
 import dev.lesonnx.Dtype
+import dev.lesonnx.FixedStates
 import dev.lesonnx.GROWTH_TOKENS
 import dev.lesonnx.State
 import dev.lesonnx.StepBuffers
-
-/** Bytes of a float32. */
-private const val FLOAT_BYTES = 4L
 
 /** What ONNX Runtime and the virtual machine take beside what is counted, as in the runner. */
 private const val SPARE_BYTES = 48L shl 20
@@ -25,12 +23,13 @@ internal fun needsOf(manifest: BundleManifest, files: Map<String, Long>): Needs 
     }
     // dense.bin is the parts' external data: it lies beside them, and no part names it.
     val denseDirectories = manifest.parts.map { it.path.substringBeforeLast('/', "") }.toSet()
-    val stateOfToken = manifest.states.sumOf(::bytesOfToken)
+    val stateOfToken = manifest.states.filter { it.isAttention }.sumOf(::bytesOfToken)
+    val firstTokens = minOf(GROWTH_TOKENS, manifest.model.maxPositionEmbeddings)
     return Needs(
         storage = files.values.sum(),
         dense = files.filterKeys { it.substringBeforeLast('/', "") in denseDirectories }.values.sum(),
         buffers = bufferBytes(manifest),
-        firstStates = stateOfToken * minOf(GROWTH_TOKENS.toLong(), manifest.model.maxPositionEmbeddings.toLong()),
+        firstStates = stateOfToken * firstTokens + FixedStates(manifest).numBytes,
         stateOfToken = stateOfToken,
         leastBudget = perLayer.maxOf { it.demand },
         tokenDemand = perLayer.sumOf { it.demand },
@@ -42,12 +41,17 @@ private class LayerBytes(val demand: Long, val all: Long)
 
 /** What one token takes of an attention state. */
 private fun bytesOfToken(state: State): Long {
-    val size = if (state.dtype == Dtype.FLOAT16) FLOAT_BYTES / 2 else FLOAT_BYTES
+    val size = when (state.dtype) {
+        Dtype.INT8 -> 1L
+        Dtype.FLOAT16 -> 2L
+        else -> 4L
+    }
     return state.shape.filterIsInstance<Dimension.Fixed>().fold(size) { bytes, dimension -> bytes * dimension.size }
 }
 
 /** The arrays of a prefill chunk as the runner counts them, and the spare. */
 private fun bufferBytes(manifest: BundleManifest): Long {
-    val chunk = manifest.prefillChunkTokens
-    return 2 * StepBuffers.bytesFor(manifest, chunk.toInt()) + chunk * manifest.model.vocabSize / 8 + SPARE_BYTES
+    val chunk = manifest.prefillChunkTokens.toInt()
+    val arrays = 2 * StepBuffers.bytesFor(manifest, chunk) + chunk.toLong() * manifest.model.vocabSize / 8
+    return arrays + FixedStates(manifest).workingBytes(chunk) + SPARE_BYTES
 }

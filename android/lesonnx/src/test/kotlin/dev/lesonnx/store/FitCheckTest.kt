@@ -1,7 +1,11 @@
 package dev.lesonnx.store
 
 import dev.lesonnx.Bundle
+import dev.lesonnx.GROWTH_TOKENS
+import dev.lesonnx.LayerStates
+import dev.lesonnx.Reference
 import dev.lesonnx.TestData
+import dev.lesonnx.platform
 import org.junit.jupiter.api.Test
 import java.nio.file.Files
 import java.nio.file.Path
@@ -31,6 +35,23 @@ class FitCheckTest {
         assertEquals(6 * 2 * 2 * 32 * 4L, needs.stateOfToken)
         assertEquals(512 * needs.stateOfToken, needs.firstStates)
         assertEquals(files.values.sum(), needs.storage)
+    }
+
+    @Test
+    fun `states count as the runner counts them`() {
+        for (name in Reference.BUNDLES) {
+            val directory = Reference.bundle(name)
+            val manifest = Bundle(directory).manifest
+            LayerStates(manifest, platform).use { states ->
+                val needs = needsOf(manifest, filesOf(directory))
+                val first = minOf(GROWTH_TOKENS, states.maxTokens)
+                assertEquals(states.bytesAt(first), needs.firstStates, name)
+                assertEquals(states.bytesAt(first + 1) - states.bytesAt(first), needs.stateOfToken, name)
+            }
+        }
+        // 6 layers, keys and values, 2 heads of 32 bytes.
+        val int8 = Reference.bundle("sample-int4-kv8")
+        assertEquals(6 * 2 * 2 * 32L, needsOf(Bundle(int8).manifest, filesOf(int8)).stateOfToken)
     }
 
     @Test
