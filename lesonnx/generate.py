@@ -135,12 +135,13 @@ def _steps(
     logits = runner.prefill(prompt_ids[report.reused_tokens :])
     report.prefill_ms = (time.perf_counter() - began) * 1e3
 
-    # 2. Token by token, until the end-of-sequence token, a stop string or the limit.
-    began = time.perf_counter()
+    # 2. Token by token, until the end-of-sequence token, a stop string or the limit. What the caller does between two
+    #    tokens is not counted.
     while True:
+        began = time.perf_counter()
         token = sampler.sample(logits)
         report.token_ids.append(token)
-        report.decode_ms = (time.perf_counter() - began) * 1e3
+        report.decode_ms += (time.perf_counter() - began) * 1e3
         if token in eos:
             report.finish_reason = "eos"
             break
@@ -153,7 +154,9 @@ def _steps(
         if len(report.token_ids) == limit:
             report.finish_reason = "length"
             break
+        began = time.perf_counter()
         logits = runner.step([token], [0])[0]
+        report.decode_ms += (time.perf_counter() - began) * 1e3
 
     # 3. What was held back: half a character, or the beginning of a stop string.
     if decoder and (text := stop.push(decoder.flush()) + stop.flush()):

@@ -4,7 +4,7 @@
     python tools/compare_runtimes.py qwen3-30b --expert-budget 2000MiB --max-new-tokens 64 --repeat 3 \\
         --python "env PYTHONPATH=build/mobile/onnxruntime/1.29.0 .venv/bin/lesonnx"
 
-Each runtime has a command line with the same flags (Python alone spells one of them --max-tokens) and the same JSON.
+Each runtime has a command line with the same flags and the same JSON.
 Runtimes that are not there are named and left out. They take turns, so that a busy machine is busy for all; of several
 runs the median of tokens/s and the largest memory count. Exit code 1 where tokens differ from Python's.
 """

@@ -93,7 +93,13 @@ load_options = apply(
 
 sampling_options = apply(
     [
-        click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate.  [default: 256]"),
+        click.option(
+            "--max-tokens",
+            "--max-new-tokens",
+            "max_tokens",
+            type=click.IntRange(1),
+            help="Most tokens to generate.  [default: 256]",
+        ),
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."),
         click.option("--top-k", type=int, default=0, show_default=True, help="Only the k likeliest; 0 is off."),
         click.option("--top-p", type=float, default=1.0, show_default=True, help="Only the likeliest that reach p."),
