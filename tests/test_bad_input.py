@@ -420,7 +420,9 @@ BAD_BUNDLES = {
     "part cut": BadBundle(cut("dense/segment_003.onnx", 50), ("segment_003.onnx", "ONNX Runtime does not take it")),
     "part garbage": BadBundle(write("dense/head.onnx", b"\x08garbage"), ("head.onnx", "ONNX Runtime does not take it")),
     "part empty": BadBundle(write("dense/embed.onnx", b""), ("embed.onnx",)),
-    "part another model": BadBundle(other_model("dense/segment_003.onnx"), ("manifest",)),
+    "part another model": BadBundle(
+        other_model("dense/segment_003.onnx"), ("segment_003.onnx", "input 'residual' is not there, expected")
+    ),
     "part a link out": BadBundle(link_out("dense/head.onnx"), ("head.onnx", "leads out of the bundle")),
     "pack a link out": BadBundle(link_out(PACK), (PACK, "leads out of the bundle")),
     "tokenizer missing": BadBundle(remove("tokenizer/tokenizer.json"), ("tokenizer.json", "missing")),
