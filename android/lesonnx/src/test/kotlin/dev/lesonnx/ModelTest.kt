@@ -1,7 +1,10 @@
 package dev.lesonnx
 
 import kotlinx.coroutines.CompletableDeferred
+import kotlinx.coroutines.CoroutineScope
+import kotlinx.coroutines.Deferred
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.async
 import kotlinx.coroutines.cancelAndJoin
 import kotlinx.coroutines.flow.collect
 import kotlinx.coroutines.flow.first
@@ -111,16 +114,21 @@ class ModelTest {
     fun `of a generation that is collected twice at once the first ends`() = runBlocking<Unit> {
         loadFixture(SAMPLE).use { model ->
             val generation = model.generate(prompt, asReference)
-            var again = emptyList<Int?>()
+            // In a scope of its own: the end of the first collection, which may come at any time now, must not be the second one's too.
+            val others = CoroutineScope(Dispatchers.Default)
+            lateinit var again: Deferred<List<Int?>>
             val error = assertThrows<IllegalStateException> {
                 runBlocking {
                     generation.tokens.collect { token ->
-                        if (token.id == greedy.tokenIds[3]) again = generation.tokens.toList().map { it.id }
+                        if (token.id != greedy.tokenIds[3]) return@collect
+                        val begun = CompletableDeferred<Unit>()
+                        again = others.async { generation.tokens.onEach { begun.complete(Unit) }.toList().map { it.id } }
+                        begun.await()
                     }
                 }
             }
             assertEquals("another generation has begun with this model", error.message)
-            assertEquals(greedy.tokenIds, again.filterNotNull())
+            assertEquals(greedy.tokenIds, again.await().filterNotNull())
             assertEquals(greedy.tokenIds, generation.report.tokenIds)
             assertEquals(FinishReason.LENGTH, generation.report.finishReason)
         }
