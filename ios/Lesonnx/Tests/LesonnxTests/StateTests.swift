@@ -138,6 +138,7 @@ extension RuntimeTests {
                 let options = GenerationOptions(maxNewTokens: 6, ignoresEos: true)
                 var generator = try Generator(
                     prompt, options, model, maxTokens: model.maxPositionEmbeddings, decoding: nil, reuses: reuses)
+                while try generator.runChunk(runner) {}
                 while try generator.next(runner) != nil {}
                 return generator.report
             }

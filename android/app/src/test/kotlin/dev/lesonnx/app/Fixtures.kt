@@ -25,7 +25,7 @@ object Fixtures {
             val manifest = File(target, "manifest.json")
             val format = """"chat_format": {"start": "", "messages": {"user": {"prefix": "", "suffix": ""},""" +
                 """ "assistant": {"prefix": "", "suffix": "\n"}}, "answer": ""}"""
-            val text = manifest.readText().replace(Regex("\"chat_format\": null,?\\s*"), "")
+            val text = manifest.readText().replace(Regex(",\\s*\"chat_format\": null"), "")
             val changed = text.replace("\"tokenizer\": {", "\"tokenizer\": {\n  $format,")
             check(changed != text) { "$manifest: has no tokenizer" }
             manifest.writeText(changed)

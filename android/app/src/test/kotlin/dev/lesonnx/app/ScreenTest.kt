@@ -141,12 +141,12 @@ abstract class ScreenTest {
         (it is TextView && it.text.toString() == text) || it.contentDescription?.toString() == text
     }
 
+    /** Presses what shows or is called [text], once it can be pressed: what takes a moment is grey meanwhile. */
     protected fun click(text: String) {
-        val view = find(text) ?: throw AssertionError("no '$text' on the screen: ${texts()}")
-        var target: View = view
-        while (!target.isClickable) target = target.parent as View
-        assertTrue("'$text' cannot be pressed", target.isEnabled)
-        target.performClick()
+        if (find(text) == null) throw AssertionError("no '$text' on the screen: ${texts()}")
+        fun target() = find(text)?.let { view -> generateSequence(view) { it.parent as? View }.firstOrNull(View::isClickable) }
+        waitUntil("'$text' to be pressed") { target()?.isEnabled == true }
+        target()?.performClick()
         idle()
     }
 
