@@ -3,6 +3,7 @@ package dev.lesonnx.store
 import dev.lesonnx.BundleError
 import kotlinx.coroutines.awaitCancellation
 import kotlinx.coroutines.coroutineScope
+import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.launch
 import java.io.IOException
 import java.io.InputStream
@@ -41,6 +42,10 @@ internal suspend fun <T> openHttp(url: URL, offset: Long, body: suspend (InputSt
         if (offset > 0) connection.setRequestProperty("Range", "bytes=$offset-")
         val start = startOf(connection, url, offset)
         connection.inputStream.use { body(it, start) }.also { isRead.set(true) }
+    } catch (error: RuntimeException) {
+        // Closed from another thread in the middle of an answer, a client may fail in ways of its own.
+        ensureActive()
+        throw error
     } finally {
         closer.cancel()
     }
