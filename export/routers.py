@@ -44,6 +44,16 @@ def keep_best_groups(
     return graph.op("Reshape", masked, graph.constant([-1, num_experts], "int64"))
 
 
+def choose(step: Step, choice: str, scores: str, count: int) -> tuple[str, str]:
+    """The best ``count`` experts by ``choice`` [T,E], and their ``scores`` [T,E]: ids and weights [T,k].
+
+    For routers that select by something else than what they weigh by.
+    """
+    graph = step.graph
+    _, ids = graph.ops("TopK", 2, choice, graph.constant([count], "int64"), axis=-1, largest=1, sorted=1)
+    return ids, graph.op("GatherElements", scores, ids, axis=1)
+
+
 def normalized(step: Step, weights: str, epsilon: float = 0.0) -> str:
     """Weights [T,k] divided by their sum (plus ``epsilon``, where a family adds one)."""
     graph = step.graph

@@ -18,6 +18,7 @@ from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertShape, ExpertTensors
 from lesonnx_export.rope import Rope, make_rope
+from lesonnx_export.routers import normalized
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
 EMBEDDING = "embed_tokens.weight"
@@ -54,6 +55,8 @@ class Decoder:
     default_rope_theta = 10000.0
     moe_intermediate_key = "moe_intermediate_size"
     activation_key = "hidden_act"
+    # Whether the family's config may hold a ``head_dim`` apart from the hidden size.
+    states_head_dim = False
     # The names inside the block of a layer that holds router and experts.
     router_name = "gate"
     expert_names = ("gate_proj", "up_proj", "down_proj")
@@ -119,7 +122,9 @@ class Decoder:
         return ACTIVATIONS[name]
 
     def _head_dim(self) -> int:
-        """Size of a head; a family whose config has ``head_dim`` reads it."""
+        """Size of a head: the config's ``head_dim`` for families that state it, else the hidden size by the heads."""
+        if self.states_head_dim and self.config.raw("head_dim", None) is not None:
+            return self.config.integer("head_dim")
         if self.hidden_size % self.num_attention_heads:
             raise CheckpointError(
                 f"config.json: hidden_size {self.hidden_size} is not a multiple of"
@@ -306,8 +311,7 @@ class Decoder:
         count = graph.constant([self.num_experts_per_tok], "int64")
         weights, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
         if self.norm_topk_prob:
-            total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
-            weights = graph.op("Div", weights, total)
+            weights = normalized(step, weights)
         return Routing(ids, weights, scores)
 
     def softmax_of_chosen(self, step: Step, scores: str) -> Routing:

@@ -8,7 +8,7 @@ from lesonnx_export.architectures import deepseek_v2
 from lesonnx_export.architectures.base import Routing
 from lesonnx_export.blocks import Step
 from lesonnx_export.mla import LatentAttention
-from lesonnx_export.routers import EXCLUDED, keep_best_groups, normalized
+from lesonnx_export.routers import EXCLUDED, choose, keep_best_groups, normalized
 
 # Added to the sum that weights are divided by.
 NORM_EPSILON = 1e-20
@@ -73,12 +73,9 @@ class Architecture(deepseek_v2.Architecture):
         return self._choice(step, layer_idx, self._sigmoid_scores(step, layer_idx, moe_input))
 
     def route(self, step: Step, layer_idx: int, moe_input: str) -> Routing:
-        graph = step.graph
         scores = self._sigmoid_scores(step, layer_idx, moe_input)
         choice = self._choice(step, layer_idx, scores)
-        count = graph.constant([self.num_experts_per_tok], "int64")
-        _, ids = graph.ops("TopK", 2, choice, count, axis=-1, largest=1, sorted=1)
-        weights = graph.op("GatherElements", scores, ids, axis=1)
+        ids, weights = choose(step, choice, scores, self.num_experts_per_tok)
         if self.norm_topk_prob:
             weights = normalized(step, weights, NORM_EPSILON)
         weights = step.scaled(weights, self.routed_scaling_factor)

@@ -9,6 +9,7 @@ from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertShape, ExpertTensors
+from lesonnx_export.routers import choose
 
 
 class Architecture(Decoder):
@@ -33,6 +34,7 @@ class Architecture(Decoder):
     }
     default_rope_theta = 500000.0
     rope_interleave = True
+    states_head_dim = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -48,11 +50,6 @@ class Architecture(Decoder):
         self.moe_norm_min = config.number("moe_norm_min", 1e-12)
         for key in ("intermediate_size", "tie_word_embeddings", "moe_capacity", "num_nextn_predict_layers"):
             config.raw(key, None)
-
-    def _head_dim(self) -> int:
-        if self.config.raw("head_dim", None) is None:
-            return super()._head_dim()
-        return self.config.integer("head_dim")
 
     def is_moe(self, layer_idx: int) -> bool:
         inside = self.moe_layer_start_index <= layer_idx <= self.moe_layer_end_index
@@ -71,9 +68,7 @@ class Architecture(Decoder):
         graph = step.graph
         scores = super().router_scores(step, layer_idx, moe_input)
         choice = self._choice(step, layer_idx, scores)
-        count = graph.constant([self.num_experts_per_tok], "int64")
-        _, ids = graph.ops("TopK", 2, choice, count, axis=-1, largest=1, sorted=1)
-        weights = graph.op("GatherElements", scores, ids, axis=1)
+        ids, weights = choose(step, choice, scores, self.num_experts_per_tok)
         total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
         weights = graph.op("Div", weights, graph.op("Max", total, graph.constant(self.moe_norm_min)))
         shared = step.column(moe_input, 1.0) if self.n_shared_experts else None

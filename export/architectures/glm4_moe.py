@@ -30,15 +30,14 @@ class Architecture(deepseek_v3.Architecture):
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
     }
+    states_head_dim = True
 
     def _read_attention(self) -> None:
         self.attention_bias = self.config.flag("attention_bias", False)
         self.use_qk_norm = self.config.flag("use_qk_norm", False)
 
     def _head_dim(self) -> int:
-        if self.config.raw("head_dim", None) is None:
-            return Decoder._head_dim(self)
-        return self.config.integer("head_dim")
+        return Decoder._head_dim(self)
 
     def _rope(self) -> Rope:
         return make_rope(self.config, self.head_dim, default_theta=self.default_rope_theta, default_partial=0.5)

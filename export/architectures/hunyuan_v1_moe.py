@@ -32,6 +32,7 @@ class Architecture(Decoder):
     moe_intermediate_key = "intermediate_size"
     router_name = "gate.wg"
     rotates_before_norm = True
+    states_head_dim = True
 
     def __init__(self, config: Config) -> None:
         for key in ("num_experts", "moe_topk", "num_experts_per_tok", "num_shared_expert", "moe_intermediate_size"):
@@ -53,11 +54,6 @@ class Architecture(Decoder):
             *("dense_list", "tie_word_embeddings", "text_end_id", "text_start_id", "mask_init_id", "org_vocab_size"),
         ):
             config.raw(key, None)  # training, other uses of the checkpoint, or what follows from other keys
-
-    def _head_dim(self) -> int:
-        if self.config.raw("head_dim", None) is None:
-            return super()._head_dim()
-        return self.config.integer("head_dim")
 
     def has_qkv_bias(self) -> bool:
         return self.attention_bias

@@ -9,6 +9,7 @@ from lesonnx_export.blocks import Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import Config
 from lesonnx_export.recurrent import CausalConvolution
+from lesonnx_export.routers import choose, normalized
 
 # What transformers adds to the sum of the chosen weights.
 SUM_EPSILON = 1e-6
@@ -99,14 +100,9 @@ class Architecture(Decoder):
         return sigmoids, step.graph.op("Add", sigmoids, bias)
 
     def route(self, step: Step, layer_idx: int, moe_input: str) -> Routing:
-        graph = step.graph
         sigmoids, scores = self._scores(step, layer_idx, moe_input)
-        count = graph.constant([self.num_experts_per_tok], "int64")
-        _, ids = graph.ops("TopK", 2, scores, count, axis=-1, largest=1, sorted=1)
-        weights = graph.op("GatherElements", sigmoids, ids, axis=-1)
+        ids, weights = choose(step, scores, sigmoids, self.num_experts_per_tok)
         if self.norm_topk_prob:
-            total = graph.op("ReduceSum", weights, graph.constant([-1], "int64"), keepdims=1)
-            weights = graph.op("Div", weights, graph.op("Add", total, graph.constant(SUM_EPSILON)))
-        if self.routed_scaling_factor != 1:
-            weights = graph.op("Mul", weights, graph.constant(self.routed_scaling_factor))
+            weights = normalized(step, weights, SUM_EPSILON)
+        weights = step.scaled(weights, self.routed_scaling_factor)
         return Routing(ids, weights, scores)

@@ -27,17 +27,13 @@ class Architecture(Decoder):
     default_rope_theta = 1e6
     moe_intermediate_key = "intermediate_size"
     expert_names = ("w1", "w3", "w2")
+    states_head_dim = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.norm_topk_prob = True
         self.sliding_window = None if config.raw("sliding_window", None) is None else config.integer("sliding_window")
         config.raw("tie_word_embeddings", None)
-
-    def _head_dim(self) -> int:
-        if self.config.raw("head_dim", None) is None:
-            return super()._head_dim()
-        return self.config.integer("head_dim")
 
     def sliding_window_of(self, layer_idx: int) -> int | None:
         return self.sliding_window

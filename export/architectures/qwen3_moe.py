@@ -24,6 +24,7 @@ class Architecture(Decoder):
         "num_experts": 128,
         "num_experts_per_tok": 8,
     }
+    states_head_dim = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -36,11 +37,6 @@ class Architecture(Decoder):
         self.mlp_only_layers = layer_list(config, "mlp_only_layers", self.num_hidden_layers)
         config.raw("intermediate_size", None)
         config.raw("tie_word_embeddings", None)
-
-    def _head_dim(self) -> int:
-        if self.config.raw("head_dim", None) is None:
-            return super()._head_dim()
-        return self.config.integer("head_dim")
 
     def is_moe(self, layer_idx: int) -> bool:
         return layer_idx not in self.mlp_only_layers and (layer_idx + 1) % self.decoder_sparse_step == 0
