@@ -20,15 +20,13 @@ MOST_UNITS = 1 << 16
 
 
 class Option(NamedTuple):
-    """One way to store a group of experts (the routed ones of a layer, say): its bytes, and what it is expected to cost."""
+    """One way to store a group of experts (the routed ones of a layer, say): its bytes, and what it loses."""
 
     cost_bytes: int
     loss: float
 
 
-def allocate(
-    groups: Sequence[Sequence[Option]], most_bytes: int, most_units: int = MOST_UNITS
-) -> list[int]:
+def allocate(groups: Sequence[Sequence[Option]], most_bytes: int, most_units: int = MOST_UNITS) -> list[int]:
     """The number of an option for each group, so that their costs are at most ``most_bytes`` and their losses least.
 
     A multiple-choice knapsack, solved by dynamic programming over the bytes that the cheapest options leave (Sinha and
@@ -91,9 +89,7 @@ def _solve(steps: Sequence[Sequence[int]], losses: Sequence[Sequence[float]], ro
     return places[::-1]
 
 
-def _spend(
-    extras: Sequence[Sequence[int]], losses: Sequence[Sequence[float]], places: list[int], room: int
-) -> None:
+def _spend(extras: Sequence[Sequence[int]], losses: Sequence[Sequence[float]], places: list[int], room: int) -> None:
     """Improve the choice step by step where rounding left bytes: what lowers the loss most comes first."""
     while True:
         swaps = [

@@ -23,7 +23,7 @@ from lesonnx.manifest import (
     ExpertMatrix,
 )
 from lesonnx_export.graph import IR_VERSION, MICROSOFT, OPSET, external_tensor
-from lesonnx_export.quantize import QuantizedMatrix, fitting_block_size, quantize
+from lesonnx_export.quantize import QuantizedMatrix, fitting_block_size
 
 PACK_NAME = "experts.pack"
 # An expert's float32 tensors: "gate_proj", "up_proj", "down_proj" and, where there are biases, "gate_proj.bias" …
@@ -76,9 +76,7 @@ def make_kind(name: str, shape: ExpertShape, bits: Bits, block_size: int, stage:
     return make_mixed_kind(name, shape, ExpertPrecision.uniform(bits, block_size), stage)
 
 
-def make_mixed_kind(
-    name: str, shape: ExpertShape, precision: ExpertPrecision, stage: str | None = None
-) -> ExpertKind:
+def make_mixed_kind(name: str, shape: ExpertShape, precision: ExpertPrecision, stage: str | None = None) -> ExpertKind:
     """The layout: the three weights first, then everything small (scales, biases) side by side, 64-byte aligned."""
     end = 0
 
@@ -116,21 +114,12 @@ def make_mixed_kind(
     )
 
 
-def quantize_plainly(kind: ExpertKind, tensors: ExpertTensors, name: str) -> dict[str, QuantizedMatrix]:
-    """An expert's matrices as its kind stores them, each rounded by itself; none where the kind is float."""
-    return {
-        matrix_name: quantize(tensors[matrix_name], matrix.bits, matrix.block_size, f"{name}.{matrix_name}")
-        for matrix_name, matrix in kind.matrices.items()
-        if matrix.scales_offset_bytes is not None
-    }
-
-
 def expert_bytes(
     kind: ExpertKind, tensors: ExpertTensors, quantized: Mapping[str, QuantizedMatrix]
 ) -> NDArray[np.uint8]:
     """One expert as it lies in the pack: uint8 [cost_bytes], zero between tensors and behind the last.
 
-    ``quantized`` has the matrices that are not stored in float32; ``tensors`` these and the biases.
+    ``quantized`` has the matrices of 2, 4 or 8 bits, ``tensors`` those of float32 and the biases.
     """
     block = np.zeros(kind.cost_bytes, np.uint8)
 

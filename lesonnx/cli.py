@@ -29,7 +29,14 @@ COMMANDS = {
     "bench": "lesonnx.bench.cli:bench",
 }
 # Packages that an extra brings -> the extra.
-EXTRAS = {"onnx": "export", "safetensors": "export", "ml_dtypes": "export", "matplotlib": "plot", "optimum": "optimum"}
+EXTRAS = {
+    "onnx": "export",
+    "safetensors": "export",
+    "ml_dtypes": "export",
+    "matplotlib": "plot",
+    "optimum": "optimum",
+    "distributed": "dask",
+}
 
 
 def missing_extra(error: ModuleNotFoundError) -> InputError | None:
