@@ -131,19 +131,28 @@ def export_with_progress(
     bar = Progress(*columns, console=console)
     task = bar.add_task("reading", total=None)
 
-    def announce(plan: ExportPlan, decisions: list[Decision]) -> None:
-        bar.update(task, total=plan.total_bytes)
-        if decisions:
-            print_decisions(bar.console, plan, options, decisions)
+    def announce(plan: ExportPlan) -> None:
         # The bar appears when it is known that there is something to do.
+        bar.update(task, total=plan.total_bytes)
         bar.start()
+
+    def decided(plan: ExportPlan, decisions: list[Decision]) -> None:
+        bar.update(task, total=plan.total_bytes)
+        print_decisions(bar.console, plan, options, decisions)
 
     def progress(what: str, num_bytes: int) -> None:
         bar.update(task, description=what, advance=num_bytes)
 
     try:
         report = export_bundle(
-            checkpoint, bundle, options, resume=resume, progress=progress, announce=announce, run_tasks=run_tasks
+            checkpoint,
+            bundle,
+            options,
+            resume=resume,
+            progress=progress,
+            announce=announce,
+            decided=decided,
+            run_tasks=run_tasks,
         )
         bar.update(task, description="done")
     finally:

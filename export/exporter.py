@@ -49,7 +49,7 @@ __all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bu
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
 Progress = Callable[[str, int], None]
-Announce = Callable[[ExportPlan, list[Decision]], None]
+Decided = Callable[[ExportPlan, list[Decision]], None]
 
 
 @dataclass
@@ -72,15 +72,16 @@ def export_bundle(
     *,
     resume: bool = False,
     progress: Progress = lambda what, num_bytes: None,
-    announce: Announce = lambda plan, decisions: None,
+    announce: Callable[[ExportPlan], None] = lambda plan: None,
+    decided: Decided = lambda plan, decisions: None,
     run_tasks: RunTasks | None = None,
 ) -> ExportReport:
     """Export a checkpoint directory to a bundle directory that does not exist yet.
 
     Everything is written to ``.NAME.partial`` beside the target, which is renamed at the end. An export that was broken
     off leaves that directory: ``resume`` goes on with it, otherwise it is begun anew. ``progress`` is called with what
-    is being done and the bytes written since the last call; ``announce`` with the plan, and once more with the choice
-    where calibration made one. ``run_tasks`` does the work on experts (`executors.run_on` for an executor); without it
+    is being done and the bytes written since the last call; ``announce`` once with the plan, and ``decided`` with what
+    became of it where calibration chose the precisions. ``run_tasks`` does the work on experts (`executors.run_on` for an executor); without it
     ``options.num_workers`` processes do. None of that changes a byte.
 
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
@@ -98,9 +99,9 @@ def export_bundle(
         with held(partial, resume):
             journal = (Journal.reopen if resume else Journal.create)(partial, fingerprint)
             try:
-                announce(plan, [])
+                announce(plan)
                 run_tasks = run_tasks or bind(run_on_processes, num_workers=options.num_workers)
-                work = Work(options, partial, journal, progress, announce, run_tasks)
+                work = Work(options, partial, journal, progress, decided, run_tasks)
                 report = _export(plan, text, work)
                 _check_target(bundle)
                 journal.remove()
@@ -130,7 +131,7 @@ class Work:
     partial: Path
     journal: Journal
     progress: Progress
-    announce: Announce
+    decided: Decided
     run_tasks: RunTasks
 
 
@@ -146,7 +147,8 @@ def _export(plan: ExportPlan, text: Text | None, work: Work) -> ExportReport:
         path = partial / tokenizer.json_path if tokenizer and tokenizer.json_path else None
         calibrated = calibrate(plan, options, text, path, partial, journal, progress)
         plan, decisions = choose(plan, options, calibrated, journal, work.run_tasks, progress)
-        work.announce(plan, decisions)
+        if decisions:
+            work.decided(plan, decisions)
         if path is None:
             warnings.append("without a tokenizer, experts are calibrated on random tokens: use --calibration with one")
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))

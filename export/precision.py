@@ -87,7 +87,7 @@ def target_bytes(groups: Sequence[Group], share: float, block_size: int) -> int:
     least, most = (sum(pick(row) for row in costs) for pick in (min, max))
     if not least <= share * baseline <= most:
         raise InputError(
-            f"--experts-target-size {share:g}: experts of this model can have from {math.ceil(1e3 * least / baseline) / 1e3}"
+            f"--experts-target-size {share:g}: experts of this model can have {math.ceil(1e3 * least / baseline) / 1e3}"
             f" to {math.floor(1e3 * most / baseline) / 1e3} of the {baseline:,} bytes of uniform {BASELINE_BITS} bits"
         )
     return int(share * baseline)
@@ -132,7 +132,7 @@ def decide(groups: Sequence[Group], losses: Sequence[GroupLosses], most_bytes: i
 
 
 def _uniform_loss(group: Group, losses: GroupLosses, bits: Bits, block_size: int) -> float:
-    """What a group is expected to lose at one number of bits in all matrices, at the block size nearest to the user's."""
+    """What a group is expected to lose at one number of bits, at the block size nearest to the user's."""
     total = 0.0
     for half, row in enumerate(losses):
         precisions = group.precisions(half)
