@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 RunTasks = Callable[[Callable[[Any], Callable[[Any], Any]], Any, Iterable[Any]], Generator[tuple[Any, Any], None, None]]
 # Tasks that wait in an executor beside those it works on: the next one is there before the last one is reported.
 TASKS_A_WORKER = 2
+CONNECT_SECONDS = 10
 
 
 class Future(Protocol):
@@ -104,7 +105,7 @@ def dask_tasks(address: str) -> Iterator[RunTasks]:
     # Imported by name: what types it has are not strict, and it may not be there.
     distributed = importlib.import_module("distributed")
     try:
-        client = distributed.Client(address, set_as_default=False)
+        client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
     except (OSError, ValueError) as error:
         raise InputError(f"--dask {address}: no Dask scheduler answers there: {error}") from None
     try:
