@@ -144,6 +144,12 @@ class ExpertKind(Strict):
         return {name: getattr(self, name) for name in MATRIX_NAMES}
 
     @property
+    def precision(self) -> str:
+        """Bits and block size as people read them: ``4 (64)``, by matrix where these differ; ``32`` for float32."""
+        shown = [f"{m.bits} ({m.block_size})" if m.block_size else str(m.bits) for m in self.matrices.values()]
+        return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
+
+    @property
     def cost_bytes(self) -> int:
         """What one expert of this kind costs in the cache and on flash: its length in whole pages."""
         return page_ceil(self.length_bytes)
