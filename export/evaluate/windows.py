@@ -25,9 +25,9 @@ Progress = Callable[[int], None]
 class WindowSums:
     """What was added up over each of W windows; every window began with an empty context.
 
-    ``tokens``: its tokens, over which ``kl`` [nats, KL(reference || bundle)] and ``agreed`` (the likeliest next token is
-    the same) are sums. ``predicted``: those that have one before them, over which ``loss`` and ``reference_loss`` are
-    sums of -log p in nats. What a reference is needed for is zero without one.
+    Over its ``tokens``, ``kl`` (KL(reference || bundle) in nats) and ``agreed`` (the likeliest next token is the same)
+    are sums. Over those that have a token before them, ``predicted``, ``loss`` and ``reference_loss`` are sums of
+    -log p in nats. What a reference is needed for is zero without one.
     """
 
     tokens: Sums
@@ -96,8 +96,8 @@ def sum_windows(
     for window in windows:
         rows.append(_sum_window(bundle, reference, list(window)))
         progress(len(window))
-    sums = np.array(rows, np.float64)
-    return WindowSums(*sums.T, has_reference=reference is not None)
+    tokens, predicted, loss, reference_loss, kl, agreed = np.array(rows, np.float64).T
+    return WindowSums(tokens, predicted, loss, reference_loss, kl, agreed, reference is not None)
 
 
 def check_vocabularies(bundle: Model, reference: Model | None) -> None:
