@@ -24,6 +24,8 @@ COMMANDS = {
     "inspect": "lesonnx.commands.inspect:inspect",
     "glue": "lesonnx_export.glue.cli:glue",
     "verify": "lesonnx_export.verify:verify",
+    "eval": "lesonnx_export.evaluate.command:evaluate",
+    "tasks": "lesonnx_export.evaluate.build_command:tasks",
     "demo": "lesonnx.commands.demo:demo",
     "doctor": "lesonnx.doctor:doctor",
     "bench": "lesonnx.bench.cli:bench",
