@@ -28,7 +28,7 @@ ENGINES = ("kernel", "session")
 
 @dataclass(frozen=True)
 class LoadCost:
-    """Medians over one kind's loads. A session packs some weights only in its first run, so that belongs to the load."""
+    """Medians of one kind. A session packs some weights only in its first run, so that belongs to the load."""
 
     kind: str
     precision: str
