@@ -6,12 +6,14 @@ It wires the run, the weighing and the choice together; none of their work is do
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal
 
+from lesonnx import __version__
 from lesonnx.errors import InputError
 from lesonnx.manifest import CalibratedLayer, Calibration
 from lesonnx.tokenizer import Tokenizer
@@ -20,12 +22,23 @@ from lesonnx_export.calibrate import random_ids
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.journal import Journal
 from lesonnx_export.plan import TOPICS, ExportOptions, ExportPlan, plan_experts
-from lesonnx_export.precision import Decision, baseline_bytes, decide, groups_of, layer_precisions, target_bytes
+from lesonnx_export.precision import (
+    Decision,
+    Group,
+    GroupLosses,
+    baseline_bytes,
+    decide,
+    groups_of,
+    layer_precisions,
+    target_bytes,
+)
 from lesonnx_export.sources import Sources
 from lesonnx_export.weigh import num_weighed, weigh
 
 # Where statistics lie while an export is under way.
 DIRECTORY = "calibration"
+# In a directory that is kept: what it is of, and the losses that were weighed.
+STAMP_NAME, LOSSES_NAME = "calibrated", "losses.json"
 # Tokens that are run, in windows spread over the text: what more of them would add is small (docs/quantization.md).
 MOST_WINDOWS = 64
 WINDOW_TOKENS = 512
@@ -127,7 +140,10 @@ def calibrate(
 ) -> Calibrated:
     """Run the calibration text through the checkpoint, unless the journal says that this was done."""
     ids = token_ids(text, tokenizer, plan.architecture.vocab_size)
-    directory = partial / DIRECTORY
+    kept = options.calibration_directory
+    if kept is not None:
+        _claim(kept, _stamp(plan, ids))
+    directory = kept or partial / DIRECTORY
     if not journal.entries("calibration"):
         progress("calibrating", 0)
         run_calibration(plan, ids, directory, lambda what, steps: progress(f"calibrating: {what}", 0))
@@ -139,6 +155,25 @@ def calibrate(
         baseline_bytes=baseline_bytes(groups_of(plan.architecture), options.block_size),
         target_size=options.experts_target_size,
     )
+
+
+def _stamp(plan: ExportPlan, ids: Sequence[int]) -> str:
+    """What a kept calibration is of: the checkpoint and the tokens that were run."""
+    files = sorted({info.file for info in plan.checkpoint.tensors.values()})
+    facts = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    what = [__version__, plan.checkpoint.config, facts, list(ids)]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _claim(directory: Path, stamp: str) -> None:
+    """Make a directory for what calibration finds; InputError where it holds another one's."""
+    path = directory / STAMP_NAME
+    if directory.is_dir() and any(directory.iterdir()):
+        if not path.is_file() or path.read_text(encoding="utf-8") != stamp:
+            raise InputError(f"{directory}: holds something else than this calibration; choose an empty directory")
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(stamp, encoding="utf-8")
 
 
 def choose(
@@ -154,18 +189,32 @@ def choose(
         return plan, []
     groups = groups_of(plan.architecture)
     if not journal.entries("losses"):
-        total, done = num_weighed(groups), 0
-
-        def weighed(count: int) -> None:
-            nonlocal done
-            done += count
-            progress(f"weighing precisions: expert {done} of {total}", 0)
-
-        weighed(0)
-        losses = weigh(calibrated.sources, groups, run_tasks, weighed)
-        journal.add("losses", 0, losses=losses)
+        journal.add("losses", 0, losses=_losses(groups, calibrated, run_tasks, progress))
     losses = journal.entries("losses")[0]["losses"]
     most_bytes = target_bytes(groups, options.experts_target_size, options.block_size)
     decisions = decide(groups, losses, most_bytes, options.block_size)
     kinds, layers = plan_experts(plan.architecture, layer_precisions(decisions))
     return replace(plan, kinds=kinds, layers=layers), decisions
+
+
+def _losses(
+    groups: Sequence[Group], calibrated: Calibrated, run_tasks: RunTasks, progress: Progress
+) -> list[GroupLosses]:
+    """The losses of all groups at all of their precisions; taken from a directory that holds them already."""
+    path = (calibrated.sources.statistics or Path()) / LOSSES_NAME
+    if path.is_file():
+        kept: list[GroupLosses] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    total, done = num_weighed(groups), 0
+
+    def weighed(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(f"weighing precisions: expert {done} of {total}", 0)
+
+    weighed(0)
+    losses = weigh(calibrated.sources, groups, run_tasks, weighed)
+    temporary = path.with_name(f"{LOSSES_NAME}.partial")
+    temporary.write_text(json.dumps(losses), encoding="utf-8")
+    temporary.replace(path)
+    return losses

@@ -37,6 +37,11 @@ from lesonnx_export.precision import Decision
     "  [default: none; topics with --experts-target-size]",
 )
 @click.option(
+    "--calibration-directory",
+    type=click.Path(path_type=Path),
+    help="Keep here what calibration finds, and take it from here: several exports of CHECKPOINT calibrate once.",
+)
+@click.option(
     "--dense-bits", type=click.Choice(["32", "8", "4"]), help="Bits of the rest.  [default: 32 with --bits 32, else 4]"
 )
 @click.option(
@@ -78,6 +83,7 @@ def export(
     bits: str | None,
     experts_target_size: float | None,
     calibration: str | None,
+    calibration_directory: Path | None,
     dense_bits: str | None,
     block_size: str,
     kv_bits: str,
@@ -98,6 +104,7 @@ def export(
         bits=int(bits or BASELINE_BITS),  # type: ignore[arg-type]
         experts_target_size=experts_target_size,
         calibration=calibration if calibration in (None, TOPICS) else Path(calibration),  # type: ignore[arg-type]
+        calibration_directory=calibration_directory,
         dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
         block_size=int(block_size),
         kv_bits=int(kv_bits),  # type: ignore[arg-type]

@@ -81,8 +81,8 @@ def export_bundle(
     Everything is written to ``.NAME.partial`` beside the target, which is renamed at the end. An export that was broken
     off leaves that directory: ``resume`` goes on with it, otherwise it is begun anew. ``progress`` is called with what
     is being done and the bytes written since the last call; ``announce`` once with the plan, and ``decided`` with what
-    became of it where calibration chose the precisions. ``run_tasks`` does the work on experts (`executors.run_on` for an executor); without it
-    ``options.num_workers`` processes do. None of that changes a byte.
+    became of it where calibration chose the precisions. ``run_tasks`` does the work on experts (`executors.run_on` for
+    an executor); without it ``options.num_workers`` processes do. None of that changes a byte.
 
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """

@@ -56,8 +56,9 @@ class ExportOptions:
 
     ``experts_target_size`` lets calibration choose bits and blocks layer by layer, for experts of that share of the
     bytes of uniform 4 bits at ``block_size``. ``calibration`` is the text for that, a UTF-8 file or ``TOPICS``; with it
-    alone, experts are quantized to ``bits`` for what they do on that text. ``precisions`` states the precision of every
-    MoE layer instead of ``bits``, in their order.
+    alone, experts are quantized to ``bits`` for what they do on that text. ``precisions`` states that of every MoE
+    layer instead of ``bits``, in their order. In ``calibration_directory`` is kept what calibration found, and taken
+    from there: several exports of a checkpoint then calibrate once.
     """
 
     bits: Bits = BASELINE_BITS
@@ -69,6 +70,7 @@ class ExportOptions:
     prefill_chunk_tokens: int = 512
     experts_target_size: float | None = None
     calibration: Path | Literal["topics"] | None = None
+    calibration_directory: Path | None = None
     precisions: tuple[LayerPrecision, ...] | None = None
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
