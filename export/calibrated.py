@@ -61,8 +61,8 @@ class Text:
 
     def windows(self) -> list[str]:
         """Stretches spread evenly over the text, each from a line's beginning if one is near; all of a short text."""
-        count = min(MOST_WINDOWS, -(-len(self.content) // WINDOW_CHARACTERS))
-        starts = [place * len(self.content) // max(count, 1) for place in range(count)]
+        count = max(1, min(MOST_WINDOWS, -(-len(self.content) // WINDOW_CHARACTERS)))
+        starts = [place * len(self.content) // count for place in range(count)]
         pieces = []
         for start, end in zip(starts, [*starts[1:], len(self.content)], strict=True):
             piece = self.content[start:end][: 2 * WINDOW_CHARACTERS]
