@@ -27,9 +27,10 @@ from lesonnx_export.compare import kl_divergence
 from lesonnx_export.compensate import apply_expert
 from lesonnx_export.expert import ExpertTensors
 from lesonnx_export.graph import DenseStore
-from lesonnx_export.pack import LayerPlan, read_expert
+from lesonnx_export.pack import LayerPlan
 from lesonnx_export.plan import ExportPlan
 from lesonnx_export.segments import LOGIT_ROWS, PartBuilder
+from lesonnx_export.sources import read_expert
 from lesonnx_export.statistics import StatisticsDirectory
 
 WINDOW_TOKENS = 512
