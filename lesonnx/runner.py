@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
+from lesonnx.drafter_wiring import EMBEDDING_IDX, layer_output_name
 from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.governor import Governor
@@ -60,6 +61,21 @@ class Recorder(Protocol):
         """
 
 
+class LayerReader(Protocol):
+    """Is told what some layers of the model give, step by step; a drafter, see ``speculative.drafter``."""
+
+    layer_idxs: tuple[int, ...]
+
+    def observe(self, position: int, layer_outputs: NDArray[np.float32]) -> None:
+        """T tokens have run from ``position`` on: outputs [T, n*H] of ``layer_idxs``, in the runner's buffer."""
+
+    def bytes_at(self, num_tokens: int) -> int:
+        """What it keeps for a sequence of that many tokens."""
+
+    def warm_up(self) -> None:
+        """Run its parts once, so that what they map is counted as this process's."""
+
+
 @dataclass(frozen=True)
 class _MemoryBound:
     """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
@@ -81,7 +97,7 @@ class _Stream:
 class _StepBuffers:
     """The arrays of a step of T rows, and the parts bound to them. Valid until a state moves."""
 
-    def __init__(self, bundle: Bundle, num_rows: int) -> None:
+    def __init__(self, bundle: Bundle, num_rows: int, layer_idxs: Sequence[int] = ()) -> None:
         model = bundle.manifest.model
         hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
         self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
@@ -108,16 +124,30 @@ class _StepBuffers:
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.logit_rows = ort.empty_aligned((1,), np.int64)
         self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
+        # What drafters read: each layer's, and side by side. -1 is the embedding's, which lasts as long as a step.
+        self.layer_outputs = {
+            layer_output_name(idx): ort.empty_aligned((1, num_rows, hidden), np.float32)
+            for idx in layer_idxs
+            if idx != EMBEDDING_IDX
+        }
+        self.layer_rows = ort.empty_aligned((num_rows, len(layer_idxs), hidden), np.float32)
         # By part and side of the states, the head of one row by side.
         self.bindings: dict[tuple[str, int], ort.Binding] = {}
         self.heads: dict[int, ort.Binding] = {}
 
+    def gather(self, layer_idxs: Sequence[int]) -> NDArray[np.float32]:
+        """The step's layer outputs side by side: [T, n*H]."""
+        for place, idx in enumerate(layer_idxs):
+            source = self.hidden if idx == EMBEDDING_IDX else self.layer_outputs[layer_output_name(idx)]
+            self.layer_rows[:, place] = source[0]
+        return self.layer_rows.reshape(len(self.layer_rows), -1)
+
     @staticmethod
-    def bytes_for(bundle: Bundle, num_rows: int) -> int:
+    def bytes_for(bundle: Bundle, num_rows: int, num_layers_read: int = 0) -> int:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
         row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
-        row += model.num_experts + 6 * model.num_experts_per_tok
+        row += model.num_experts + 6 * model.num_experts_per_tok + 2 * num_layers_read * model.hidden_size
         return num_rows * row * 4
 
 
@@ -140,6 +170,7 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
+        self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -176,6 +207,20 @@ class Runner:
         self.states = LayerStates(self.bundle.manifest)
 
     @property
+    def layer_reader(self) -> LayerReader | None:
+        """Who is told what layers give, if anyone: only then are these outputs asked for. Owned by its setter."""
+        return self._layer_reader
+
+    @layer_reader.setter
+    def layer_reader(self, reader: LayerReader | None) -> None:
+        self._layer_reader = reader if reader and reader.layer_idxs else None
+        self._buffers.clear()
+
+    @property
+    def _layer_idxs(self) -> tuple[int, ...]:
+        return self._layer_reader.layer_idxs if self._layer_reader else ()
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the sequence so far."""
         return self.states.num_tokens
@@ -207,7 +252,8 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        step_bytes = _StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
+        buffers = 2 * step_bytes + chunk * self.bundle.manifest.model.vocab_size // 8
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -225,20 +271,24 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
+        if self._layer_reader:
+            self._layer_reader.warm_up()
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
         if self._memory is None:
             return
         bound = self._memory
-        left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        caches = self.states.bytes_at(capacity_tokens)
+        caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
+        left = bound.budget_bytes - bound.fixed_bytes - caches
         left = int(left / self.loader.engine.memory_per_byte)
         least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
         if left < least:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
+                f" {caches:,}, and the experts need at least {least:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
         self.loader.pressure(min(left, wanted))
@@ -294,8 +344,11 @@ class Runner:
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
             governor.took(ended - step_began)
+        position = self.num_tokens
         self.states.commit(num_rows)
         self.token_ids += token_ids
+        if self._layer_reader:
+            self._layer_reader.observe(position, buffers.gather(self._layer_idxs))
         return logits
 
     def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
@@ -336,9 +389,9 @@ class Runner:
         return scores
 
     def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
-        """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
+        """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
-        if not logit_rows and not self._head_carries_states:
+        if not logit_rows and not self._head_carries_states and not self._read_of(buffers, self._head):
             return np.empty((0, vocab_size), np.float32)
         rows = logit_rows or [0]
         if len(rows) != 1:
@@ -356,6 +409,7 @@ class Runner:
     def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
         outputs = self.states.outputs(self._head.name, buffers.input_ids.size) | {"logits": logits}
+        outputs |= self._read_of(buffers, self._head)
         return ort.Binding(self._sessions[self._head.name], inputs, outputs)
 
     # -- bindings ----------------------------------------------------------------------------------------------------
@@ -365,7 +419,7 @@ class Runner:
         if num_rows not in self._buffers:
             for width in [width for width in self._buffers if width != 1]:
                 del self._buffers[width]
-            self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows)
+            self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
         return self._buffers[num_rows]
 
     def _run(self, buffers: _StepBuffers, name: str) -> None:
@@ -404,8 +458,14 @@ class Runner:
             "router_scores": buffers.router_scores,
         }
         outputs = {value.name: known[value.name] for value in part.outputs if value.name in known}
-        outputs |= self.states.outputs(name, buffers.input_ids.size)
+        outputs |= self.states.outputs(name, buffers.input_ids.size) | self._read_of(buffers, part)
         return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+
+    @staticmethod
+    def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
+        """The layer outputs of a part that a drafter reads."""
+        given = {value.name for value in part.outputs}
+        return {name: array for name, array in buffers.layer_outputs.items() if name in given}
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""
