@@ -131,7 +131,9 @@ def print_summary(console: Console, report: ExportReport) -> None:
     table = Table("", "count", "bits", "bytes", "where", title=f"{report.bundle}", title_justify="left")
     dense_bits = _bits(manifest.quantization.dense_bits)
     drafter_parts = len(manifest.drafter.parts) if manifest.drafter else 0
-    table.add_row("dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/")
+    table.add_row(
+        "dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/"
+    )
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
     shown = {_bits(m.bits, m.block_size) for kind in kinds for m in kind.matrices.values()}
     table.add_row(

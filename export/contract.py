@@ -40,6 +40,7 @@ def make_manifest(
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
+    drafter_parts = [built.part for built in dense if built.part.role in ROLES]
     return Manifest(
         producer=f"lesonnx {__version__}",
         onnxruntime_at_least=onnxruntime_at_least(plan.architecture, options),
@@ -66,7 +67,7 @@ def make_manifest(
             for layer in plan.layers
         ],
         tokenizer=tokenizer,
-        drafter=plan.drafter and plan.drafter.record([built.part for built in dense if built.part.role in ROLES]),
+        drafter=None if plan.drafter is None else plan.drafter.record(drafter_parts),
         skipped_tensors=plan.skipped,
     )
 

@@ -50,8 +50,8 @@ class DSpark:
             raise CheckpointError(f"{directory}: {error}") from None
         if type(target).embed is not Decoder.embed or type(target).logits is not Decoder.logits:
             raise CheckpointError(
-                f"{directory}: a drafter shares the target's embedding and head, and those of {target.model_type} scale,"
-                " bound or shift what they give"
+                f"{directory}: a drafter shares the target's embedding and head, and those of {target.model_type}"
+                " scale, bound or shift what they give"
             )
         self._adopt(checkpoint, weights)
 
@@ -192,11 +192,6 @@ class DSpark:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    @property
-    def caches(self) -> list[str]:
-        """What its attention keeps of every token."""
-        return [f"drafter_{kind}_{idx}" for idx in range(self.num_hidden_layers) for kind in ("key", "value")]
-
     def record(self, parts: Sequence[Part]) -> Drafter:
         """Its entry in the manifest."""
         return Drafter(
@@ -206,7 +201,6 @@ class DSpark:
             target_layer_ids=self.target_layer_ids,
             markov_rank=self.markov_rank,
             num_parameters=self.num_parameters,
-            caches=self.caches,
             parts=list(parts),
         )
 
@@ -218,7 +212,8 @@ class DSpark:
         return step.norm(x, f"{PREFIX}{name}.weight", self.hidden_size, self.rms_norm_eps)
 
     def _linear(self, step: Step, x: str, name: str) -> str:
-        return step.linear(x, f"{PREFIX}{name}.weight", *self.tensors[f"{name}.weight"])
+        rows, columns = self.tensors[f"{name}.weight"]
+        return step.linear(x, f"{PREFIX}{name}.weight", rows, columns)
 
     def _flat(self, step: Step, x: str) -> str:
         """[1,n,H] -> [n,H]."""

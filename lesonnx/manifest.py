@@ -257,8 +257,7 @@ class Drafter(Strict):
     """A block drafter trained for the model, and its parts; see docs/bundle.md.
 
     ``target_layer_ids``: the layers whose outputs it reads, in their order; -1 is the embedding's. A slot of the block
-    is one drafted token. ``caches`` names what the context part gives for every token and the block part takes of all:
-    float32 [1, tokens, size].
+    is one drafted token. Its caches are the outputs of the context part, which the block part takes for all tokens.
     """
 
     kind: Literal["dspark"]
@@ -267,7 +266,6 @@ class Drafter(Strict):
     target_layer_ids: Annotated[list[Annotated[int, Field(ge=-1, le=1 << 16)]], Field(min_length=1)]
     markov_rank: Size
     num_parameters: Count
-    caches: Annotated[list[str], Field(min_length=1)]
     parts: list[Part]
 
     def part(self, role: DrafterRole) -> Part:

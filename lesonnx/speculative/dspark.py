@@ -20,6 +20,7 @@ from lesonnx.speculative.drafter import MAX_DRAFT_TOKENS, Distribution, Draft, D
 from lesonnx.states import GROWTH_TOKENS
 
 Float32 = NDArray[np.float32]
+Arrays = dict[str, NDArray[Any]]
 # Rows of layer outputs are projected when a draft needs them, or when there are so many: one product of many rows costs
 # little more than one of one, so a drafter that is not asked costs next to nothing.
 PENDING_TOKENS = 64
@@ -41,18 +42,17 @@ class DSparkDrafter:
         self.record = record
         self.max_tokens = min(record.block_size, MAX_DRAFT_TOKENS)
         self.layer_idxs = tuple(record.target_layer_ids)
-        self._model = bundle.manifest.model
+        self.model = bundle.manifest.model
         options = ort.session_options(optimise=True, num_threads=num_threads)
-        self._sessions = {
-            part.role: ort.open_session(bundle.part_file(part), options)
-            for part in sorted(record.parts, key=lambda part: part.role)
-        }
+        self._sessions = {part.role: ort.open_session(bundle.part_file(part), options) for part in record.parts}
         for part in record.parts:
             ort.check_part(self._sessions[part.role], part, bundle.part_file(part))
         context = record.part("drafter_context")
         self._sizes = {value.name: int(value.shape[-1]) for value in context.outputs}
-        self._caches: dict[str, Float32] = {name: np.zeros((1, 0, size), np.float32) for name, size in self._sizes.items()}
-        width = len(self.layer_idxs) * self._model.hidden_size
+        self._caches: dict[str, Float32] = {
+            name: np.zeros((1, 0, size), np.float32) for name, size in self._sizes.items()
+        }
+        width = len(self.layer_idxs) * self.model.hidden_size
         self._pending = ort.empty_aligned((PENDING_TOKENS, width), np.float32)
         # Tokens whose keys and values are in the caches, and those behind them whose rows are kept.
         self._num_projected = 0
@@ -107,8 +107,8 @@ class DSparkDrafter:
         self._reserve(total)
         positions = np.arange(first, total, dtype=np.int64)[None]
         outputs = {name: cache[:, first:total] for name, cache in self._caches.items()}
-        inputs = {"layer_outputs": np.ascontiguousarray(rows)[None], "position_ids": positions}
-        self._bind("drafter_context", inputs, outputs).run()
+        inputs: Arrays = {"layer_outputs": np.ascontiguousarray(rows)[None], "position_ids": positions}
+        self.bind("drafter_context", inputs, outputs).run()
         self._num_projected = total
 
     def _reserve(self, num_tokens: int) -> None:
@@ -121,7 +121,7 @@ class DSparkDrafter:
                 self._caches[name] = grown
 
     def _capacity_for(self, num_tokens: int) -> int:
-        return min(-(-num_tokens // GROWTH_TOKENS) * GROWTH_TOKENS, max(self._model.max_position_embeddings, num_tokens))
+        return min(-(-num_tokens // GROWTH_TOKENS) * GROWTH_TOKENS, max(self.model.max_position_embeddings, num_tokens))
 
     def bytes_at(self, num_tokens: int) -> int:
         """What caches and pending rows take for a sequence of that many tokens."""
@@ -160,11 +160,12 @@ class DSparkDrafter:
                 if distribution is not None:
                     distributions.append(distribution)
                 confidence.append(fixed_confidence(probability))
-        return Draft(tokens, distributions if sampler.draws else None, confidence if self.record.has_confidence else None)
+        return Draft(
+            tokens, distributions if sampler.draws else None, confidence if self.record.has_confidence else None
+        )
 
-    def _bind(
-        self, role: DrafterRole, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
-    ) -> ort.Binding:
+    def bind(self, role: DrafterRole, inputs: Arrays, outputs: Mapping[str, NDArray[Any]]) -> ort.Binding:
+        """A part bound to arrays."""
         return ort.Binding(self._sessions[role], inputs, outputs)
 
     def context(self, num_tokens: int) -> dict[str, Float32]:
@@ -177,7 +178,7 @@ class _Block:
 
     def __init__(self, drafter: DSparkDrafter) -> None:
         self._drafter = drafter
-        size, model = drafter.record.block_size, drafter._model
+        size, model = drafter.record.block_size, drafter.model
         self._ids = np.full((1, size), drafter.record.mask_token_id, np.int64)
         self._positions = np.zeros((1, size), np.int64)
         self._rows = np.arange(size, dtype=np.int64)
@@ -193,25 +194,23 @@ class _Block:
         """The pass over all slots; ``count`` of them get logits. ``anchor``, at ``start``, is the last token so far."""
         self._ids[0, 0] = anchor
         self._positions[0] = np.arange(start, start + self._positions.size)
-        inputs = {"input_ids": self._ids, "position_ids": self._positions, "logit_rows": self._rows[:count]}
+        inputs: Arrays = {"input_ids": self._ids, "position_ids": self._positions, "logit_rows": self._rows[:count]}
         outputs = {"slot_hidden": self._hidden[:count], "base_logits": self._base_logits[:count]}
-        self._drafter._bind("drafter_block", inputs | self._drafter.context(start), outputs).run()
+        self._drafter.bind("drafter_block", inputs | self._drafter.context(start), outputs).run()
 
     def slot(self, slot: int, before: int) -> tuple[Float32, float]:
         """Logits [V] of a slot after the token before it (valid until the next), and the confidence in it."""
         if slot not in self.chain:
             rows = slice(slot, slot + 1)
-            inputs = {
+            inputs: Arrays = {
                 "token_id": self._token,
                 "base_logits": self._base_logits[rows],
                 "slot_hidden": self._hidden[rows],
             }
-            outputs: dict[str, Float32] = {"logits": self._logits}
+            outputs = {"logits": self._logits}
             if self._drafter.record.has_confidence:
                 outputs["confidence"] = self._confidence
-            used = {value.name for value in self._drafter.record.part("drafter_markov").inputs}
-            inputs = {name: array for name, array in inputs.items() if name in used}
-            self.chain[slot] = self._drafter._bind("drafter_markov", inputs, outputs)
+            self.chain[slot] = self._drafter.bind("drafter_markov", inputs, outputs)
         self._token[0] = before
         self.chain[slot].run()
         return self._logits[0], float(self._confidence[0])
