@@ -276,7 +276,7 @@ class DSpark:
         query = step.head_norm(query, f"{PREFIX}{name}q_norm.weight", heads, size, self.rms_norm_eps)
         query = step.rotate(query, self.rope, heads, size)
         key, value = (
-            graph.op("Concat", graph.input(f"drafter_{kind}_{idx}", "float32", [1, "C", kv_heads * size]), own, axis=1)
+            graph.op("Concat", graph.input(f"drafter_{kind}_{idx}", "float32", [1, "P", kv_heads * size]), own, axis=1)
             for kind, own in zip(("key", "value"), self._key_value(step, idx, self._flat(step, x)), strict=True)
         )
         query = graph.op("Transpose", shaped(query, block, kv_heads, group, size), perm=[1, 2, 0, 3])

@@ -52,7 +52,7 @@ def _expected(manifest: Manifest, drafter: Drafter) -> dict[str, tuple[Declared,
     reads: Declared = {"layer_outputs": ("float32", [1, "T", hidden * len(drafter.target_layer_ids)])}
     reads["position_ids"] = ("int64", [1, "T"])
     keeps: Declared = {name: ("float32", [1, "T", size]) for name, size in sizes.items()}
-    slots: Declared = {name: ("float32", [1, "C", size]) for name, size in sizes.items()}
+    slots: Declared = {name: ("float32", [1, "P", size]) for name, size in sizes.items()}
     slots |= {"input_ids": ("int64", [1, block]), "position_ids": ("int64", [1, block]), "logit_rows": ("int64", ["R"])}
     rows: Declared = {"base_logits": ("float32", ["R", vocab]), "slot_hidden": ("float32", ["R", hidden])}
     row: Declared = {"base_logits": ("float32", [1, vocab]), "slot_hidden": ("float32", [1, hidden])}

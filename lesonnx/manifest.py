@@ -166,7 +166,7 @@ class ExpertLayer(Strict):
 class Value(Strict):
     """A tensor that a part takes or gives.
 
-    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, C tokens in a drafter's caches.
+    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches.
     """
 
     name: str

@@ -425,7 +425,7 @@ def wrong_manifests() -> Iterator[tuple[str, Callable[[dict[str, Any]], object],
     yield "a mask beyond", lambda d: d.update(mask_token_id=5000), "mask_token_id"
     yield "a layer twice", lambda d: d["target_layer_ids"].__setitem__(1, 0), "twice"
     yield "a cache without size", lambda d: d["parts"][0]["outputs"][0].update(shape=[1, "T", "D"]), "cache"
-    yield "a cache too narrow", lambda d: d["parts"][1]["inputs"][-1].update(shape=[1, "C", 32]), "expected float32"
+    yield "a cache too narrow", lambda d: d["parts"][1]["inputs"][-1].update(shape=[1, "P", 32]), "expected float32"
     yield "another block", lambda d: d.update(block_size=7), "expected int64"
     yield "an input too many", lambda d: d["parts"][2]["inputs"].append(d["parts"][1]["inputs"][0]), "no host knows"
     yield "an output too few", lambda d: d["parts"][2]["outputs"].pop(0), "gives no 'logits'"
