@@ -273,6 +273,11 @@ class Drafter(Strict):
         return next(part for part in self.parts if part.role == role)
 
     @property
+    def cache_sizes(self) -> dict[str, int]:
+        """The float32 values that a token has in each cache."""
+        return {value.name: int(value.shape[-1]) for value in self.part("drafter_context").outputs}
+
+    @property
     def has_confidence(self) -> bool:
         """Whether the Markov part says how likely its slot is accepted."""
         return any(value.name == "confidence" for value in self.part("drafter_markov").outputs)

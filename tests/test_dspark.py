@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,12 @@ import numpy as np
 import onnx
 import pytest
 from checkpoints import FAMILIES, SAMPLE, read_reference, read_tensors, write_checkpoint
-from conftest import BundleFactory
+from conftest import BundleFactory, Outcome
 from numpy.typing import NDArray
 from plain_dspark import DRAFTER, REFERENCE, PlainDSpark, read_drafter, sample_layer_outputs
 from test_segments import PlainHost, Values
 
-import lesonnx
+import lesonnx as package
 from lesonnx.bundle import Bundle
 from lesonnx.errors import BudgetError, BundleError, CheckpointError, InputError
 from lesonnx.eviction import ONE
@@ -112,7 +113,7 @@ def test_the_parts_compute_the_formulas(
 def test_drafting_beside_the_model(float_bundle: Path, reference: dict[str, NDArray[Any]], case: str) -> None:
     """Layer outputs come from the runner here, the rest from the drafter as it is used."""
     start, ids = int(reference[f"start_{case}"]), reference["input_ids"].tolist()
-    with lesonnx.load(float_bundle) as model:
+    with package.load(float_bundle) as model:
         drafter = DSparkDrafter(model.bundle)
         model.runner.layer_reader = drafter
         model.runner.prefill(ids[:start])
@@ -240,7 +241,7 @@ def test_the_runner_gives_what_layers_give(bundle_of: BundleFactory, name: str) 
     idxs = (last, -1, 0, last // 2)
     expected = np.concatenate([({-1: embedding} | host.layer_outputs)[idx][0] for idx in idxs], axis=-1)
     recorder = Recorder(idxs)
-    with lesonnx.load(bundle, prefill_chunk_tokens=10) as model:
+    with package.load(bundle, prefill_chunk_tokens=10) as model:
         model.runner.layer_reader = recorder
         model.runner.prefill(ids[:21])
         model.runner.step(ids[21:23], [])
@@ -257,7 +258,7 @@ def test_logits_do_not_depend_on_a_reader(float_bundle: Path) -> None:
     ids = read_reference("sample")["input_ids"].tolist()
     logits = []
     for reader in (None, Recorder((0, 2, 4))):
-        with lesonnx.load(float_bundle) as model:
+        with package.load(float_bundle) as model:
             model.runner.layer_reader = reader
             logits.append(model.runner.prefill(ids, all_logits=True).tobytes())
     assert logits[0] == logits[1]
@@ -267,7 +268,7 @@ def test_its_caches_count_against_the_memory_budget(float_bundle: Path) -> None:
     """What the experts may take is less by what the drafter keeps, as caches grow."""
     left = []
     for drafts in (False, True):
-        with lesonnx.load(float_bundle) as model:
+        with package.load(float_bundle) as model:
             drafter = DSparkDrafter(model.bundle)
             model.runner.layer_reader = drafter if drafts else None
             model.runner.bound_memory(1 << 30, None)
@@ -320,9 +321,17 @@ def test_a_bundle_without_drafter_says_nothing_of_it(bundle_of: BundleFactory, f
     assert plain.manifest.model == Bundle(float_bundle).manifest.model
 
 
+def test_inspect_names_it(lesonnx: Callable[..., Outcome], float_bundle: Path) -> None:
+    shown = lesonnx("inspect", float_bundle).out
+    assert re.search(r"drafter +dspark, blocks of 6, 1.2 M parameters, 1.02 kB a token", shown)
+    facts = json.loads(lesonnx("inspect", float_bundle, "--json").out)["drafter"]
+    assert facts["cache_bytes_per_token"] == 2 * 2 * 2 * 32 * 4
+    assert facts["target_layer_ids"] == [0, 2, 4]
+
+
 def test_quantized_it_drafts_much_the_same(bundle_of: BundleFactory, reference: dict[str, NDArray[Any]]) -> None:
     ids = reference["input_ids"].tolist()
-    with lesonnx.load(bundle_of("sample", bits=4, dense_bits=8, drafter=DRAFTER)) as model:
+    with package.load(bundle_of("sample", bits=4, dense_bits=8, drafter=DRAFTER)) as model:
         drafter = DSparkDrafter(model.bundle)
         model.runner.layer_reader = drafter
         model.runner.prefill(ids)
