@@ -310,7 +310,7 @@ def test_embedding_and_head_are_stored_once(bundle_of: BundleFactory, bits: int)
 def test_a_bundle_without_drafter_says_nothing_of_it(bundle_of: BundleFactory, float_bundle: Path) -> None:
     plain = Bundle(bundle_of("sample"))
     assert '"drafter"' not in (plain.directory / "manifest.json").read_text()
-    with pytest.raises(InputError, match="has no dspark drafter; export with --drafter"):
+    with pytest.raises(InputError, match="this bundle has no dspark drafter; export with --drafter"):
         DSparkDrafter(plain)
     # The model is the same one, bit for bit.
     for name in ("segment_003", "head"):
