@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,13 @@ import lesonnx as package
 from lesonnx.bundle import Bundle
 from lesonnx.errors import BudgetError, BundleError, CheckpointError, InputError, LesonnxError
 from lesonnx.eviction import ONE
+from lesonnx.generate import GenerationOptions, GenerationReport, generate
 from lesonnx.manifest import parse_manifest
+from lesonnx.model import Model
 from lesonnx.sampling import Sampler, SamplingOptions
 from lesonnx.speculative.drafter import Draft, DraftSampler
 from lesonnx.speculative.dspark import PENDING_TOKENS, DSparkDrafter
+from lesonnx.speculative.pricing import Pricing
 from lesonnx_export.exporter import ExportOptions, export_bundle
 
 CASES = "abc"
@@ -207,6 +210,77 @@ def test_a_drawn_draft_says_what_it_was_drawn_from(
         before = token
     again = drafter.propose(ids[: start + 1], 6, DraftSampler(Sampler(options)))
     assert list(again.token_ids) == list(draft.token_ids)
+
+
+# -- in a generation ---------------------------------------------------------------------------------------------------
+
+
+class WholeBlocks(Pricing):
+    """Drafts and verifies as much as there is room for, whatever it costs: these tests are not about when it pays."""
+
+    def ask(self, most: int, is_free: bool, new_bytes: Sequence[int]) -> int:
+        return most
+
+    def choose(
+        self, drafted: int, confidence: Sequence[int] | None, is_free: bool, is_drawn: bool, new_bytes: Sequence[int]
+    ) -> int:
+        return drafted
+
+    @property
+    def may_draft(self) -> bool:
+        return True
+
+
+def drafting(model: Model) -> Model:
+    assert model.speculator is not None
+    model.speculator.pricing = WholeBlocks()
+    return model
+
+
+@pytest.mark.parametrize("budget", [None, 1_500_000 * 4], ids=["resident", "streaming"])
+def test_greedy_tokens_are_those_without_drafts(float_bundle: Path, budget: int | None) -> None:
+    """Also where a second prompt goes on from the first one's sequence, and where the limit ends a block."""
+    ids = read_reference("sample")["input_ids"].tolist()
+    got: list[list[list[int]]] = []
+    for draft in ("none", "dspark"):
+        with package.load(float_bundle, draft=draft, expert_budget_bytes=budget) as model:
+            if draft != "none":
+                drafting(model)
+            got.append([])
+            for prompt, limit, reuse in ((ids[:50], 40, False), (ids[:60], 23, True), (ids[:20], 30, True)):
+                options, report = GenerationOptions(max_new_tokens=limit, ignore_eos=True), GenerationReport()
+                list(generate(model.runner, prompt, options, report, reuse=reuse, speculator=model.speculator))
+                got[-1].append(report.token_ids)
+                assert model.runner.num_tokens == len(prompt) + limit - 1
+                if draft != "none":
+                    assert report.drafts is not None
+                    assert report.drafts.accepted[0] >= 3
+                    assert report.drafts.passes < limit
+    assert got[0] == got[1]
+
+
+def test_sampled_drafts_give_the_same_text_again(float_bundle: Path) -> None:
+    """Drawn drafts and their verification depend on the seed alone."""
+    ids = read_reference("sample")["input_ids"][:40].tolist()
+    options = GenerationOptions(40, SamplingOptions(temperature=0.7, top_k=50, seed=11), ignore_eos=True)
+    tokens = []
+    for _ in range(2):
+        with drafting(package.load(float_bundle, draft="dspark")) as model:
+            generation = model.generate(ids, options)
+            generation.text()
+            tokens.append(generation.report.token_ids)
+            assert generation.report.drafts is not None
+            assert generation.report.drafts.accepted[0] >= 3
+    assert tokens[0] == tokens[1]
+
+
+def test_a_bundle_is_loaded_within_its_memory_budget(float_bundle: Path) -> None:
+    """The drafter is there before the budget is shared out."""
+    with package.load(float_bundle, draft="dspark", memory_budget_bytes=1 << 30) as model:
+        assert model.speculator is not None
+        assert isinstance(model.speculator.drafter, DSparkDrafter)
+        assert model.runner.layer_reader is model.speculator.drafter
+        assert len(model.generate([3, 4, 5], GenerationOptions(4, ignore_eos=True)).text()) > 0
 
 
 # -- what the runner gives ---------------------------------------------------------------------------------------------
