@@ -89,7 +89,7 @@ class Pricing:
         new_tokens: int,
         draft_us: int | None,
     ) -> None:
-        """A pass is over: it took so long and gave so many tokens. ``draft_us``: None unless a drafter that costs ran."""
+        """A pass is over, with what it took and gave. ``draft_us``: None unless a drafter that costs ran."""
         plain_us = self.times.pass_us(1)
         # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
