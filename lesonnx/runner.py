@@ -159,6 +159,8 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
+        # Whether steps with drafts may come: their buffers are then part of what the process takes.
+        self.takes_drafts = False
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -228,6 +230,9 @@ class Runner:
         self._warm_up()
         chunk = self.prefill_chunk_tokens
         buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        if self.takes_drafts:
+            vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
+            buffers += _StepBuffers.bytes_for(self.bundle, REWINDABLE_TOKENS) + REWINDABLE_TOKENS * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
