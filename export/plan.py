@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import DenseBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
+from lesonnx_export.drafter import PREFIX, DSpark
 from lesonnx_export.expert import make_kind
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan, read_expert
@@ -35,6 +37,7 @@ class ExportOptions:
 
     ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
     is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
+    ``drafter`` is the checkpoint directory of a DSpark drafter, which the bundle will then hold too.
     """
 
     bits: Bits = 4
@@ -43,6 +46,7 @@ class ExportOptions:
     kv_bits: KvBits = 32
     target: Target = "desktop"
     operators: Operators | None = None
+    drafter: Path | None = None
     prefill_chunk_tokens: int = 512
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
@@ -76,6 +80,7 @@ class ExportPlan:
     notes: list[str]
     num_parameters: int
     num_active_parameters: int
+    drafter: DSpark | None = None
 
     @property
     def expert_bytes(self) -> int:
@@ -115,12 +120,13 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
-    builder = PartBuilder(architecture, weights, store, options.precision)
+    drafter = DSpark(options.drafter, architecture, weights) if options.drafter else None
+    builder = PartBuilder(architecture, weights, store, options.precision, drafter)
     part_ends, states = [], []
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
         states += built.states
-    dense_used = set(weights.used)
+    dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
     kinds, layers = plan_experts(architecture, options)
     for layer in layers:
         for expert_idx in layer.places:
@@ -133,6 +139,8 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     notes = []
     if unread := config.unread():
         notes.append(f"config.json: keys without effect on the export: {', '.join(unread)}")
+    if drafter and (unread := drafter.config.unread()):
+        notes.append(f"{drafter.directory}: config.json: keys without effect on the export: {', '.join(unread)}")
     if "lm_head.weight" not in checkpoint and config.raw("tie_word_embeddings", None) is False:
         notes.append("tie_word_embeddings is false but there is no lm_head.weight: the embedding serves as the head")
     used_blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
@@ -152,6 +160,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         notes=notes,
         num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,
         num_active_parameters=pinned + len(layers) * architecture.num_experts_per_tok * expert_parameters,
+        drafter=drafter,
     )
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
+from lesonnx.drafter_wiring import EMBEDDING_IDX, layer_output_name
 from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.governor import Governor
@@ -62,6 +63,22 @@ class Recorder(Protocol):
         """
 
 
+@runtime_checkable
+class LayerReader(Protocol):
+    """Is told what some layers of the model give, step by step; a drafter, see ``speculative.drafter``."""
+
+    layer_idxs: tuple[int, ...]
+
+    def observe(self, position: int, layer_outputs: NDArray[np.float32]) -> None:
+        """T tokens have run from ``position`` on: outputs [T, n*H] of ``layer_idxs``, in the runner's buffer."""
+
+    def bytes_at(self, num_tokens: int) -> int:
+        """What it keeps for a sequence of that many tokens."""
+
+    def warm_up(self) -> None:
+        """Run its parts once, so that what they map is counted as this process's."""
+
+
 @dataclass(frozen=True)
 class _MemoryBound:
     """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
@@ -83,7 +100,7 @@ class _Stream:
 class _StepBuffers:
     """The arrays of a step of T rows, and the parts bound to them. Valid until a state moves."""
 
-    def __init__(self, bundle: Bundle, num_rows: int) -> None:
+    def __init__(self, bundle: Bundle, num_rows: int, layer_idxs: Sequence[int] = ()) -> None:
         model = bundle.manifest.model
         hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
         self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
@@ -110,6 +127,13 @@ class _StepBuffers:
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.logit_rows = ort.empty_aligned((1,), np.int64)
         self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
+        # What drafters read: each layer's, and side by side. -1 is the embedding's, which lasts as long as a step.
+        self.layer_outputs = {
+            layer_output_name(idx): ort.empty_aligned((1, num_rows, hidden), np.float32)
+            for idx in layer_idxs
+            if idx != EMBEDDING_IDX
+        }
+        self.layer_rows = ort.empty_aligned((num_rows, len(layer_idxs), hidden), np.float32)
         # Of a step with drafts, every row's: made when there is one.
         self.draft_logits = np.empty((0, model.vocab_size), np.float32)
         # By part and side of the states, the head by side and number of logit rows.
@@ -127,16 +151,25 @@ class _StepBuffers:
             _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
             for one in self.streams
         ]
+        narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
+        narrow.layer_rows = self.layer_rows[:num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
         narrow.bindings, narrow.heads = {}, {}
         return narrow
 
+    def gather(self, layer_idxs: Sequence[int]) -> NDArray[np.float32]:
+        """The step's layer outputs side by side: [T, n*H]."""
+        for place, idx in enumerate(layer_idxs):
+            source = self.hidden if idx == EMBEDDING_IDX else self.layer_outputs[layer_output_name(idx)]
+            self.layer_rows[:, place] = source[0]
+        return self.layer_rows.reshape(len(self.layer_rows), -1)
+
     @staticmethod
-    def bytes_for(bundle: Bundle, num_rows: int) -> int:
+    def bytes_for(bundle: Bundle, num_rows: int, num_layers_read: int = 0) -> int:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
         row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
-        row += model.num_experts + 6 * model.num_experts_per_tok
+        row += model.num_experts + 6 * model.num_experts_per_tok + 2 * num_layers_read * model.hidden_size
         return num_rows * row * 4
 
 
@@ -161,6 +194,7 @@ class Runner:
         self.governor: Governor | None = None
         # Whether steps with drafts may come: their buffers are then part of what the process takes.
         self.takes_drafts = False
+        self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -198,6 +232,20 @@ class Runner:
         self.states = LayerStates(self.bundle.manifest)
 
     @property
+    def layer_reader(self) -> LayerReader | None:
+        """Who is told what layers give, if anyone: only then are these outputs asked for. Owned by its setter."""
+        return self._layer_reader
+
+    @layer_reader.setter
+    def layer_reader(self, reader: LayerReader | None) -> None:
+        self._layer_reader = reader if reader and reader.layer_idxs else None
+        self._buffers.clear()
+
+    @property
+    def _layer_idxs(self) -> tuple[int, ...]:
+        return self._layer_reader.layer_idxs if self._layer_reader else ()
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the sequence so far."""
         return self.states.num_tokens
@@ -229,10 +277,13 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        layers_read = len(self._layer_idxs)
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
         if self.takes_drafts:
             vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
-            buffers += _StepBuffers.bytes_for(self.bundle, REWINDABLE_TOKENS) + REWINDABLE_TOKENS * vocab_bytes
+            rows = REWINDABLE_TOKENS
+            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -250,20 +301,24 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
+        if self._layer_reader:
+            self._layer_reader.warm_up()
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
         if self._memory is None:
             return
         bound = self._memory
-        left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        caches = self.states.bytes_at(capacity_tokens)
+        caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
+        left = bound.budget_bytes - bound.fixed_bytes - caches
         left = int(left / self.loader.engine.memory_per_byte)
         least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
         if left < least:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
+                f" {caches:,}, and the experts need at least {least:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
         self.loader.pressure(min(left, wanted))
@@ -321,9 +376,12 @@ class Runner:
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
             governor.took(ended - step_began)
+        position = self.num_tokens
         self.states.commit(num_rows)
         self._step_rows = num_rows
         self.token_ids += token_ids
+        if self._layer_reader:
+            self._layer_reader.observe(position, buffers.gather(self._layer_idxs))
         return logits
 
     def _reserve(self, total: int) -> None:
@@ -386,9 +444,9 @@ class Runner:
         return scores
 
     def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
-        """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
+        """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
-        if not logit_rows and not self._head_carries_states:
+        if not logit_rows and not self._head_carries_states and not self._read_of(buffers, self._head):
             return np.empty((0, vocab_size), np.float32)
         rows = logit_rows or [0]
         if num_drafts:
@@ -419,6 +477,7 @@ class Runner:
     def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
         outputs = self.states.outputs(self._head.name, buffers.input_ids.size) | {"logits": logits}
+        outputs |= self._read_of(buffers, self._head)
         return ort.Binding(self._sessions[self._head.name], inputs, outputs)
 
     # -- bindings ----------------------------------------------------------------------------------------------------
@@ -432,7 +491,7 @@ class Runner:
             if num_rows > REWINDABLE_TOKENS:
                 for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
                     del self._buffers[width]
-            self._buffers[num_rows] = buffers = _StepBuffers(self.bundle, num_rows)
+            self._buffers[num_rows] = buffers = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
             if num_rows == REWINDABLE_TOKENS:
                 vocab_size = self.bundle.manifest.model.vocab_size
                 buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
@@ -479,8 +538,14 @@ class Runner:
             "router_scores": buffers.router_scores,
         }
         outputs = {value.name: known[value.name] for value in part.outputs if value.name in known}
-        outputs |= self.states.outputs(name, buffers.input_ids.size)
+        outputs |= self.states.outputs(name, buffers.input_ids.size) | self._read_of(buffers, part)
         return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+
+    @staticmethod
+    def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
+        """The layer outputs of a part that a drafter reads."""
+        given = {value.name for value in part.outputs}
+        return {name: array for name, array in buffers.layer_outputs.items() if name in given}
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""

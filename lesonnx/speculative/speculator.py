@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from lesonnx.runner import Runner
+from lesonnx.runner import LayerReader, Runner
 from lesonnx.sampling import Sampler
 from lesonnx.speculative.drafter import MAX_DRAFT_TOKENS, NO_DRAFT, Draft, Drafter, DraftSampler
 from lesonnx.speculative.pricing import Pricing
@@ -50,6 +50,8 @@ class Speculator:
         self.drafter = drafter
         self.pricing = pricing or Pricing()
         runner.takes_drafts = True
+        if isinstance(drafter, LayerReader):
+            runner.layer_reader = drafter
         self.counts = DraftCounts()
         self._sequence: list[int] = []
         self._sampler: Sampler | None = None
