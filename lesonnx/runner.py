@@ -192,6 +192,8 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
+        # Whether steps with drafts may come: their buffers are then part of what the process takes.
+        self.takes_drafts = False
         self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
@@ -275,8 +277,13 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        step_bytes = _StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
-        buffers = 2 * step_bytes + chunk * self.bundle.manifest.model.vocab_size // 8
+        layers_read = len(self._layer_idxs)
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
+        if self.takes_drafts:
+            vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
+            rows = REWINDABLE_TOKENS
+            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -476,7 +483,7 @@ class Runner:
     # -- bindings ----------------------------------------------------------------------------------------------------
 
     def _buffers_for(self, num_rows: int) -> _StepBuffers:
-        """The arrays of this width. Widths of drafts share the memory of the widest; of others, only the last is kept."""
+        """The arrays of this width. Drafts share the memory of the widest; of others only the last is kept."""
         if num_rows not in self._buffers:
             if 1 < num_rows < REWINDABLE_TOKENS:
                 self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)
