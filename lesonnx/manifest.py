@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from lesonnx.drafter_wiring import check_drafter
 from lesonnx.errors import BundleError, InputError
 from lesonnx.wiring import check_wiring
 
@@ -35,6 +36,8 @@ Bits = Literal[2, 4, 8, 32]
 Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8", "int8"]
 Target = Literal["desktop", "android", "ios"]
 Role = Literal["system", "user", "assistant"]
+DrafterRole = Literal["drafter_context", "drafter_block", "drafter_markov"]
+PartRole = Literal["embed", "segment", "mixer", "head", "lookahead", "replay"] | DrafterRole
 
 
 def check_path(path: str) -> str:
@@ -167,7 +170,10 @@ class ExpertLayer(Strict):
 
 
 class Value(Strict):
-    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity."""
+    """A tensor that a part takes or gives.
+
+    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches.
+    """
 
     name: str
     dtype: Dtype
@@ -182,10 +188,10 @@ class Provider(Strict):
 
 
 class Part(Strict):
-    """A dense ONNX model of the bundle."""
+    """A dense ONNX model of the bundle. Roles that begin with ``drafter_`` are those of the drafter's parts."""
 
     name: str
-    role: Literal["embed", "segment", "mixer", "head", "lookahead", "replay"]
+    role: PartRole
     path: BundlePath
     layer_idx: Offset | None = None
     inputs: list[Value]
@@ -251,6 +257,36 @@ class State(Strict):
     def row_names(self) -> list[str]:
         """The outputs of the state's part that a replay takes."""
         return [] if self.replay is None else list(self.replay.rows.values())
+
+
+class Drafter(Strict):
+    """A block drafter trained for the model, and its parts; see docs/bundle.md.
+
+    ``target_layer_ids``: the layers whose outputs it reads, in their order; -1 is the embedding's. A slot of the block
+    is one drafted token. Its caches are the outputs of the context part, which the block part takes for all tokens.
+    """
+
+    kind: Literal["dspark"]
+    block_size: Annotated[int, Field(ge=1, le=1 << 8)]
+    mask_token_id: Offset
+    target_layer_ids: Annotated[list[Annotated[int, Field(ge=-1, le=1 << 16)]], Field(min_length=1)]
+    markov_rank: Size
+    num_parameters: Count
+    parts: list[Part]
+
+    def part(self, role: DrafterRole) -> Part:
+        """The part of a role."""
+        return next(part for part in self.parts if part.role == role)
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """The float32 values that a token has in each cache."""
+        return {value.name: int(value.shape[-1]) for value in self.part("drafter_context").outputs}
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the Markov part says how likely its slot is accepted."""
+        return any(value.name == "confidence" for value in self.part("drafter_markov").outputs)
 
 
 class ModelFacts(Strict):
@@ -382,7 +418,15 @@ class Manifest(Strict):
     expert_kinds: list[ExpertKind]
     expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
+    drafter: Drafter | None = None
     skipped_tensors: dict[str, str] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.drafter is None:
+            del document["drafter"]
+        return document
 
     @model_validator(mode="after")
     def _references(self) -> Manifest:
@@ -407,6 +451,8 @@ class Manifest(Strict):
         if calibration and [c.layer_idx for c in calibration.layers] != [e.layer_idx for e in self.expert_layers]:
             raise ValueError("quantization.calibration.layers are not the layers of expert_layers")
         check_wiring(self)
+        if self.drafter is not None:
+            check_drafter(self, self.drafter)
         return self
 
     @property
