@@ -54,6 +54,25 @@ from lesonnx_export.plan import ExportOptions, ExportPlan
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
+@click.option(
+    "--accelerate",
+    type=click.Choice(["dense"]),
+    help="Dense parts once more in float16 and fixed shapes, for CoreML (ios, desktop) or QNN (android).",
+)
+@click.option(
+    "--twin-capacity",
+    type=click.IntRange(1, 15360),
+    default=2048,
+    show_default=True,
+    help="With --accelerate: tokens of the cache that they take; longer contexts go on without.",
+)
+@click.option(
+    "--twin-bits",
+    type=click.Choice(["16", "32"]),
+    default="16",
+    show_default=True,
+    help="With --accelerate: 32 is for NNAPI and XNNPACK, which take no float16.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
 @click.option("--resume", is_flag=True, help="Go on with an export that was broken off.")
 def export(
@@ -66,6 +85,9 @@ def export(
     target: str,
     operators: str | None,
     prefill_chunk: int,
+    accelerate: str | None,
+    twin_capacity: int,
+    twin_bits: str,
     workers: int | None,
     resume: bool,
 ) -> None:
@@ -79,6 +101,9 @@ def export(
         target=target,  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
         prefill_chunk_tokens=prefill_chunk,
+        accelerate=accelerate,  # type: ignore[arg-type]
+        twin_capacity_tokens=twin_capacity,
+        twin_bits=int(twin_bits),  # type: ignore[arg-type]
         **chosen,
     )
     export_with_progress(checkpoint, bundle, options, resume=resume)

@@ -20,7 +20,7 @@ import onnx
 
 from lesonnx import __version__
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
-from lesonnx.manifest import Manifest, Part, State
+from lesonnx.manifest import Manifest, Part, State, Twins
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
@@ -35,6 +35,8 @@ from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, write_twins
 
 # What an export is asked with and answers with, beside its own names.
 __all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bundle", "make_manifest", "make_plan"]
@@ -118,7 +120,7 @@ def _export(
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
     _write_experts(plan, options, partial, journal, progress)
     write_stages(plan, partial)
-    manifest = make_manifest(plan, options, dense, tokenizer)
+    manifest = make_manifest(plan, options, dense, tokenizer, _write_twins(plan, options, partial, progress))
     if options.kv_bits == 8:
         manifest = quantize_kv(partial, journal, progress, manifest)
         if tokenizer is None:
@@ -204,6 +206,20 @@ def save_part(built: BuiltPart, partial: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
+def _write_twins(plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress) -> Twins | None:
+    """Twins for accelerators, where they were asked for; made anew by every run, since they take little beside experts."""
+    twins = options.twins(plan.architecture.max_position_embeddings)
+    if twins is None:
+        return None
+    progress("twins", 0)
+    store = TwinStore(partial / "dense" / TwinStore.location)
+    try:
+        builder = TwinBuilder(plan.architecture, Weights(plan.checkpoint), store, options.precision, twins)
+        return write_twins(builder, partial, lambda num_bytes: progress("twins", num_bytes))
+    finally:
+        store.close()
+
+
 def _write_experts(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
 ) -> None:
@@ -277,6 +293,8 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:
         "config": plan.checkpoint.config,
         "files": files,
         "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
+        "target": options.target,
+        "twins": repr(options.twins(plan.architecture.max_position_embeddings)),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from lesonnx.errors import CheckpointError
+from lesonnx.errors import CheckpointError, InputError
 from lesonnx.manifest import Bits, ExpertKind, State, Target
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
@@ -25,6 +25,8 @@ from lesonnx_export.expert import make_kind
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan, read_expert
 from lesonnx_export.segments import PartBuilder
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, TwinOptions
 
 KvBits = Literal[8, 16, 32]
 
@@ -35,6 +37,7 @@ class ExportOptions:
 
     ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
     is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
+    ``accelerate``: dense parts come once more as twins for accelerators, over caches of ``twin_capacity_tokens``.
     """
 
     bits: Bits = 4
@@ -44,6 +47,9 @@ class ExportOptions:
     target: Target = "desktop"
     operators: Operators | None = None
     prefill_chunk_tokens: int = 512
+    accelerate: Literal["dense"] | None = None
+    twin_capacity_tokens: int = 2048
+    twin_bits: Literal[16, 32] = 16
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
     @property
@@ -59,6 +65,15 @@ class ExportOptions:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
         return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
 
+    def twins(self, max_position_embeddings: int) -> TwinOptions | None:
+        """What twins there are to be, of a model of that context; None without ``accelerate``."""
+        if self.accelerate is None:
+            return None
+        if self.kv_bits == 8:
+            raise InputError("--accelerate dense does not go with --kv-bits 8: twins read float32 or float16 caches")
+        capacity = min(self.twin_capacity_tokens, max_position_embeddings)
+        return TwinOptions(self.target, capacity, min(self.prefill_chunk_tokens, capacity), self.twin_bits)
+
 
 @dataclass
 class ExportPlan:
@@ -70,6 +85,7 @@ class ExportPlan:
     layers: list[LayerPlan]
     kinds: list[ExpertKind]
     dense_bytes: int
+    twin_bytes: int
     part_ends: list[int]
     states: list[State]
     skipped: dict[str, str]
@@ -83,7 +99,7 @@ class ExportPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.expert_bytes
+        return self.dense_bytes + self.twin_bytes + self.expert_bytes
 
 
 def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
@@ -120,6 +136,9 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
         states += built.states
+    twin_store = TwinStore(None)
+    if twins := options.twins(architecture.max_position_embeddings):
+        TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = set(weights.used)
     kinds, layers = plan_experts(architecture, options)
     for layer in layers:
@@ -146,6 +165,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         layers=layers,
         kinds=kinds,
         dense_bytes=store.end_bytes,
+        twin_bytes=twin_store.end_bytes,
         part_ends=part_ends,
         states=states,
         skipped=skipped,

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from lesonnx.errors import BundleError, InputError
+from lesonnx.twin_wiring import check_twins
 from lesonnx.wiring import check_wiring
 
 FORMAT_VERSION = 1
@@ -247,6 +248,57 @@ class State(Strict):
         return [] if self.replay is None else list(self.replay.rows.values())
 
 
+class Selection(Strict):
+    """A segment's router after its logits, for the CPU provider: what its twins end at -> what the segment gives."""
+
+    part: str
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Positions(Strict):
+    """What all twins of a step take beside activations and caches, for the CPU provider; run once a step."""
+
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Twin(Strict):
+    """A part once more, with fixed shapes, of operators that accelerators take; for steps of exactly ``rows`` tokens.
+
+    All sizes of its inputs and outputs are numbers. ``providers`` in order of preference; no target, no use there.
+    """
+
+    part: str
+    rows: Count
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+    providers: dict[Target, list[Provider]] = {}
+
+
+class Twins(Strict):
+    """Twins of segments and head, and what they need; see docs/bundle.md.
+
+    ``capacity_tokens`` is the capacity of attention caches that twins take. Twins round otherwise than their parts:
+    results of a step depend on which of them it used, so bits are not the same over step widths.
+    """
+
+    capacity_tokens: Count
+    float_bits: Literal[16, 32]
+    exact_over_widths: Literal[False] = False
+    data: BundlePath
+    positions: Positions
+    selections: list[Selection]
+    parts: Annotated[list[Twin], Field(min_length=1)]
+
+    def of(self, part: str, rows: int) -> Twin | None:
+        """A part's twin for steps of that many tokens."""
+        return next((twin for twin in self.parts if (twin.part, twin.rows) == (part, rows)), None)
+
+
 class ModelFacts(Strict):
     """What a host must know of the model; names as Hugging Face spells them."""
 
@@ -342,7 +394,15 @@ class Manifest(Strict):
     expert_kinds: list[ExpertKind]
     expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
+    twins: Twins | None = None
     skipped_tensors: dict[str, str] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.twins is None:
+            del document["twins"]
+        return document
 
     @model_validator(mode="after")
     def _references(self) -> Manifest:
@@ -364,6 +424,8 @@ class Manifest(Strict):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
         check_wiring(self)
+        if self.twins is not None:
+            check_twins(self, self.twins)
         return self
 
     @property
