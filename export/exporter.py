@@ -207,7 +207,7 @@ def save_part(built: BuiltPart, partial: Path) -> None:
 
 
 def _write_twins(plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress) -> Twins | None:
-    """Twins for accelerators, where they were asked for; made anew by every run, since they take little beside experts."""
+    """Twins for accelerators, where they were asked for; every run makes them anew, they take little beside experts."""
     twins = options.twins(plan.architecture.max_position_embeddings)
     if twins is None:
         return None

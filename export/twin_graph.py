@@ -16,16 +16,18 @@ import onnx
 from numpy.typing import NDArray
 
 from lesonnx.errors import InputError, LesonnxError
-from lesonnx.manifest import Dtype
+from lesonnx.manifest import Dtype, Target
 from lesonnx_export.graph import INLINE_BYTES, TYPES, DenseStore, Graph, StoredTensor
 
-# What ONNX Runtime 1.24.2's CoreML provider (ML programs) takes and NNAPI's names as well.
-TAKEN = frozenset(
+# What the providers of a target take: ONNX Runtime 1.24.2's CoreML (ML programs), and NNAPI besides.
+_EVERYWHERE = frozenset(
     {
         *("Add", "Cast", "Clip", "Concat", "Div", "Exp", "MatMul", "Max", "Mul", "ReduceMean", "Relu", "Reshape"),
         *("Sigmoid", "Slice", "Softmax", "Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
     }
 )
+_COREML = _EVERYWHERE | {"LayerNormalization"}
+TAKEN: dict[Target, frozenset[str]] = {"ios": _COREML, "desktop": _COREML, "android": _EVERYWHERE}
 # Providers know operators up to some version of ONNX: this one all of them.
 TWIN_OPSET = 17
 # A longer axis fails when CoreML loads the model; more axes it does not reshape, NNAPI not at all.
@@ -144,14 +146,18 @@ class TwinGraph(Graph):
         return super().model()
 
 
-def check_twin(model: onnx.ModelProto, what: str) -> None:
-    """InputError, naming the first thing, where a twin holds what providers do not take."""
+def check_twin(model: onnx.ModelProto, what: str, target: Target) -> None:
+    """InputError, naming the first thing, where a twin holds what the target's providers do not take."""
     inputs = {value.name for value in model.graph.input}
     for node in model.graph.node:
-        if node.domain or node.op_type not in TAKEN:
-            raise InputError(f"--accelerate: {what} needs the operator {node.op_type}, which no provider takes")
+        if node.domain or node.op_type not in TAKEN[target]:
+            raise InputError(
+                f"--accelerate: {what} needs the operator {node.op_type}, which twins for {target} cannot have"
+            )
         if node.op_type == "Cast" and node.input[0] in inputs:
-            raise LesonnxError(f"{what} casts its input {node.input[0]!r}: CoreML takes no Cast without a node before it")
+            raise LesonnxError(
+                f"{what} casts its input {node.input[0]!r}: CoreML takes no Cast without a node before it"
+            )
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -161,7 +167,8 @@ def check_twin(model: onnx.ModelProto, what: str) -> None:
         shape = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in value.type.tensor_type.shape.dim]
         if not all(0 < size <= LONGEST_AXIS for size in shape) or len(shape) > MOST_AXES:
             raise InputError(
-                f"--accelerate: {what} has a value of shape {shape}, expected at most {MOST_AXES} axes of 1 to {LONGEST_AXIS}"
+                f"--accelerate: {what} has a value of shape {shape},"
+                f" expected at most {MOST_AXES} axes of 1 to {LONGEST_AXIS}"
             )
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output)}
     if unknown := next((name for node in model.graph.node for name in node.output if name not in known), None):

@@ -38,7 +38,7 @@ class Positions:
     def angles(self, graph: Graph, rope: Rope) -> tuple[str, str]:
         """Cosines and sines [1,T,1,r/2] of a twin, as its inputs."""
         number, _ = self.ropes.setdefault(rope.key, (len(self.ropes), rope))
-        shape = [1, "T", 1, rope.rotary_dim // 2]
+        shape: list[int | str] = [1, "T", 1, rope.rotary_dim // 2]
         return graph.input(f"cosines_{number}", "float32", shape), graph.input(f"sines_{number}", "float32", shape)
 
     def mask(self, graph: Graph, window: int | None) -> str:
@@ -91,7 +91,7 @@ class RouterCut(Step):
 
 @dataclass
 class TwinStep(Step):
-    """One twin under construction; ``graph`` is a `TwinGraph`. ``piece`` is the part of the vocabulary that `head` gives."""
+    """One twin under construction; ``graph`` is a `TwinGraph`. ``piece``: which part of the logits `head` gives."""
 
     positions: Positions = field(default_factory=lambda: Positions(1))
     piece: int = 0
@@ -172,7 +172,9 @@ class TwinStep(Step):
         turning = graph.slice(heads, 3, 0, 2 * half) if 2 * half < head_dim else heads
         if interleaved:
             pairs = graph.reshape(turning, graph.rows, num_heads, half, 2)
-            one, other = (graph.reshape(graph.slice(pairs, 3, n, n + 1), 1, graph.rows, num_heads, half) for n in (0, 1))
+            one, other = (
+                graph.reshape(graph.slice(pairs, 3, n, n + 1), 1, graph.rows, num_heads, half) for n in (0, 1)
+            )
         else:
             one, other = (graph.slice(turning, 3, n * half, (n + 1) * half) for n in (0, 1))
         turned = [
@@ -256,4 +258,3 @@ def _causal(rows: int, window: int | None) -> Any:
     back = np.subtract.outer(np.arange(rows), np.arange(rows))
     seen = (back >= 0) & (back < (rows if window is None else window))
     return np.where(seen, 0.0, UNSEEN)
-

@@ -86,7 +86,7 @@ class TwinBuilder(PartBuilder):
             before = self.store.end_bytes
             if name != "head":
                 self._select(name, parts)
-            for rows in self.options.widths if name != "head" else [1]:
+            for rows in [1] if name == "head" else self.options.widths:
                 self._twin(name, rows, parts)
             progress(self.store.end_bytes - before)
         graph = Graph("positions", self.store)
@@ -111,7 +111,7 @@ class TwinBuilder(PartBuilder):
         else:
             self._segment(step, int(name.partition("_")[2]))
         model = graph.model()
-        check_twin(model, f"{self.architecture.model_type}: {title}")
+        check_twin(model, f"{self.architecture.model_type}: {title}", self.options.target)
         providers = twin_providers(self.options.target, self.options.float_bits)
         parts.twins.append(
             Twin(part=name, rows=rows, path=path, inputs=graph.inputs, outputs=graph.outputs, providers=providers)
@@ -128,7 +128,9 @@ class TwinBuilder(PartBuilder):
             raise InputError(f"--accelerate: {self.architecture.model_type}: its router reads more than its logits")
         self._linears[layer_idx] = step.linears
         model = graph.model()
-        path = next((path for path, known in parts.models.items() if known == model), f"dense/twin_select_{layer_idx:03d}.onnx")
+        path = next(
+            (path for path, known in parts.models.items() if known == model), f"dense/twin_select_{layer_idx:03d}.onnx"
+        )
         parts.models[path] = model
         parts.selections.append(Selection(part=name, path=path, inputs=graph.inputs, outputs=graph.outputs))
 
@@ -175,4 +177,3 @@ def write_twins(builder: TwinBuilder, directory: Path, progress: Callable[[int],
             os.fsync(file.fileno())
         onnx.checker.check_model(str(directory / path))
     return built.record
-

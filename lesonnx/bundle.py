@@ -60,6 +60,10 @@ class Bundle:
     def _check_files(self) -> None:
         for part in self.manifest.parts:
             self.file(part.path)
+        if twins := self.manifest.twins:
+            self.file(twins.data)
+            for relative in {model.path for model in (*twins.helpers, *twins.parts)}:
+                self.file(relative)
         for kind in self.manifest.expert_kinds:
             if kind.stage is not None:
                 self.file(kind.stage)

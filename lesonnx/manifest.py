@@ -294,6 +294,11 @@ class Twins(Strict):
     selections: list[Selection]
     parts: Annotated[list[Twin], Field(min_length=1)]
 
+    @property
+    def helpers(self) -> list[Positions | Selection]:
+        """What runs on the CPU provider beside twins."""
+        return [self.positions, *self.selections]
+
     def of(self, part: str, rows: int) -> Twin | None:
         """A part's twin for steps of that many tokens."""
         return next((twin for twin in self.parts if (twin.part, twin.rows) == (part, rows)), None)

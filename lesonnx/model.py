@@ -26,6 +26,7 @@ from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
+from lesonnx.twins import Twins
 
 # Schedule -> what it sets, and how many threads read.
 SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {
@@ -42,6 +43,8 @@ class LoadOptions:
 
     ``expert_budget_bytes`` bounds the expert cache, exactly. ``memory_budget_bytes`` bounds the process: the experts
     get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
+    ``accelerate``: ``auto`` runs the bundle's twins of dense parts where their providers are installed, ``off`` never,
+    ``cpu`` on the CPU provider; twins round otherwise.
     """
 
     schedule: str = "les"
@@ -55,6 +58,7 @@ class LoadOptions:
     prefill_chunk_tokens: int | None = None
     timeline: Timeline | None = None
     num_threads: int | None = None
+    accelerate: str = "auto"
 
 
 class Generation:
@@ -179,7 +183,8 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     engine = make_engine(options.engine, bundle, options.num_threads)
     loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
     try:
-        runner = Runner(bundle, loader, options.prefill_chunk_tokens, options.num_threads)
+        twins = Twins(bundle, options.accelerate, options.num_threads)
+        runner = Runner(bundle, loader, options.prefill_chunk_tokens, options.num_threads, twins)
     except BaseException:
         loader.close()
         raise
@@ -191,7 +196,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     except BaseException:
         runner.close()
         raise
-    notes = list(engine.notes)
+    notes = [*engine.notes, *twins.notes]
     if config.retain and loader.expert_budget_bytes < bundle.token_demand_bytes:
         notes.append(
             f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"

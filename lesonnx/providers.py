@@ -15,7 +15,7 @@ CACHE_DIRECTORY = "{cache}"
 
 
 def installed(listed: Iterable[Provider], available: Collection[str]) -> tuple[list[Provider], list[str]]:
-    """Those of a list that are there, in its order, without options that need a directory; and a line for each other."""
+    """Those of a list that are there, in order, without options that need a directory; and a line on each other."""
     found, notes = [], []
     for provider in listed:
         if provider.name not in available:

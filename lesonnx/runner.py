@@ -23,6 +23,7 @@ from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
 from lesonnx.timeline import DENSE
+from lesonnx.twins import BoundTwin, Twins, TwinWidth
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
@@ -111,6 +112,7 @@ class _StepBuffers:
         # By part and side of the states, the head of one row by side.
         self.bindings: dict[tuple[str, int], ort.Binding] = {}
         self.heads: dict[int, ort.Binding] = {}
+        self.twins: dict[str, BoundTwin] = {}
 
     @staticmethod
     def bytes_for(bundle: Bundle, num_rows: int) -> int:
@@ -130,6 +132,7 @@ class Runner:
         loader: ExpertLoader,
         prefill_chunk_tokens: int | None = None,
         num_threads: int | None = None,
+        twins: Twins | None = None,
     ) -> None:
         self.bundle = bundle
         self.loader = loader
@@ -141,7 +144,8 @@ class Runner:
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
         self._memory: _MemoryBound | None = None
-        self.states = LayerStates(bundle.manifest)
+        self._twins = twins or Twins(bundle, "off")
+        self.states = LayerStates(bundle.manifest, self._twins.capacity_tokens)
         options = ort.session_options(optimise=True, num_threads=num_threads)
         # A lookahead is a row of a router, run beside the experts.
         single = ort.session_options(optimise=True, num_threads=1)
@@ -173,6 +177,7 @@ class Runner:
         self.loader.close()
         self._buffers.clear()
         self._sessions.clear()
+        self._twins = Twins(self.bundle, "off")
         self.states = LayerStates(self.bundle.manifest)
 
     @property
@@ -225,6 +230,13 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
+        for num_rows, width in self._twins.widths.items():
+            buffers = self._buffers_for(num_rows)
+            width.begin(buffers.position_ids, self.states.total_sequence_length)
+            for place, segment in enumerate(self._segments):
+                self._run_segment(buffers, place, segment, width)
+            if width.has_head:
+                self._logits(buffers, [0], width)
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
@@ -281,15 +293,18 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
+        width = self._twins.for_step(num_rows, self.states)
+        if width is not None:
+            width.begin(buffers.position_ids, self.states.total_sequence_length)
         for place, part in enumerate(self._segments):
-            self._run(buffers, part.name)
+            self._run_segment(buffers, place, part, width)
             telemetry.dense_ms += (time.perf_counter() - began) * 1e3
             lookahead = self._lookahead(buffers, place) if looks_ahead else None
             mixer = self._mixers[place]
             before_experts = partial(self._run, buffers, mixer.name) if mixer else None
             self.loader.run_layer(place, self._work(buffers, place), lookahead, before_experts)
             began = time.perf_counter()
-        logits = self._logits(buffers, logit_rows)
+        logits = self._logits(buffers, logit_rows, width)
         ended = time.perf_counter()
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
@@ -335,7 +350,7 @@ class Runner:
 
         return scores
 
-    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
+    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int], width: TwinWidth | None = None) -> Logits:
         """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
         vocab_size = self.bundle.manifest.model.vocab_size
         if not logit_rows and not self._head_carries_states:
@@ -346,6 +361,12 @@ class Runner:
             logits = np.empty((len(rows), vocab_size), np.float32)
             self._bind_head(buffers, asked, logits).run()
             return logits if logit_rows else logits[:0]
+        if width is not None and width.has_head:
+            if "head" not in buffers.twins:
+                inputs = self._inputs(buffers, self._head, len(self._segments))
+                buffers.twins["head"] = width.bind_head(inputs, buffers.logits, self.states)
+            buffers.twins["head"].run()
+            return buffers.logits[: len(logit_rows)].copy()
         # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
         if self.states.side not in buffers.heads:
             buffers.heads[self.states.side] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
@@ -367,6 +388,20 @@ class Runner:
                 del self._buffers[width]
             self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows)
         return self._buffers[num_rows]
+
+    def _run_segment(self, buffers: _StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
+        """Segment number ``place``: itself, or its twin where the step has twins."""
+        if width is None:
+            self._run(buffers, part.name)
+            return
+        if part.name not in buffers.twins:
+            inputs, outputs = self._inputs(buffers, part, place), self._outputs(buffers, part, place)
+            buffers.twins[part.name] = width.bind(part.name, inputs, outputs, self.states)
+        timeline = self.loader.timeline
+        began = time.perf_counter() if timeline else 0.0
+        buffers.twins[part.name].run()
+        if timeline:
+            timeline.span(DENSE, part.name, began, time.perf_counter())
 
     def _run(self, buffers: _StepBuffers, name: str) -> None:
         key = (name, self.states.side)
@@ -394,6 +429,12 @@ class Runner:
         else:
             place = next(index for index, part in enumerate(self._segments) if part.name == name)
             part = self._segments[place]
+        outputs = self._outputs(buffers, part, place) | self.states.outputs(name, buffers.input_ids.size)
+        return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+
+    @staticmethod
+    def _outputs(buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
+        """The arrays that a segment or mixer writes, beside states."""
         out = buffers.streams[place % 2]
         known: dict[str, NDArray[Any]] = {
             "residual_out": buffers.mixed_residual if part.role == "mixer" else out.residual,
@@ -403,9 +444,7 @@ class Runner:
             "shared_weights_out": out.shared_weights,
             "router_scores": buffers.router_scores,
         }
-        outputs = {value.name: known[value.name] for value in part.outputs if value.name in known}
-        outputs |= self.states.outputs(name, buffers.input_ids.size)
-        return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+        return {value.name: known[value.name] for value in part.outputs if value.name in known}
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""

@@ -5,7 +5,7 @@ It reads no model. All errors are ValueError in one line, since pydantic asks fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def check_twins(manifest: Manifest, twins: Twins) -> None:
     segments = [part.name for part in manifest.parts if part.role == "segment"]
     if [selection.part for selection in twins.selections] != segments:
         raise ValueError("twins: every segment needs its selection, in the order of the segments")
-    given = {value.name: (value.dtype, value.shape) for value in twins.positions.outputs}
+    given: dict[str, Shape] = {value.name: (value.dtype, value.shape) for value in twins.positions.outputs}
     for value in twins.positions.inputs:
         if value.name not in ("position_ids", "total_sequence_length"):
             raise ValueError(f"twins: positions takes {value.name!r}, which no host has for it")
@@ -50,8 +50,8 @@ def _fixed(shape: list[int | str], rows: int, capacity: int) -> list[int | str]:
     return [known.get(size, size) if isinstance(size, str) else size for size in shape]
 
 
-def _check_twin(manifest: Manifest, twins: Twins, twin: Twin, part: Part, positions: dict[str, Shape]) -> None:
-    """A twin takes what its part takes, or what positions gives; and gives what its part gives, or what a host knows."""
+def _check_twin(manifest: Manifest, twins: Twins, twin: Twin, part: Part, positions: Mapping[str, Shape]) -> None:
+    """A twin takes what its part or positions has for it; and gives what its part gives, or what a host knows."""
 
     def fixed(dtype: str, shape: list[int | str]) -> Shape:
         return dtype, _fixed(shape, twin.rows, twins.capacity_tokens)
@@ -68,8 +68,9 @@ def _check_twin(manifest: Manifest, twins: Twins, twin: Twin, part: Part, positi
             if not all(isinstance(size, int) and size > 0 for size in value.shape):
                 raise ValueError(f"twins: shape {value.shape} of {value.name!r} of {twin.path!r} is not fixed")
             if value.name in known and known[value.name] != (value.dtype, value.shape):
+                dtype, shape = known[value.name]
                 raise ValueError(
-                    f"twins: {value.name!r} of {twin.path!r} is {value.dtype} {value.shape}, expected {known[value.name]}"
+                    f"twins: {value.name!r} of {twin.path!r} is {value.dtype} {value.shape}, expected {dtype} {shape}"
                 )
     for value in twin.inputs:
         if value.name not in takes:
@@ -84,15 +85,15 @@ def _check_twin(manifest: Manifest, twins: Twins, twin: Twin, part: Part, positi
         raise ValueError(f"twins: the pieces of logits of {twin.path!r} are not {manifest.model.vocab_size} in all")
 
 
-def _check_selection(
-    twins: Twins, name: str, inputs: Iterable[Value], outputs: Iterable[Value], part: Part
-) -> None:
+def _check_selection(twins: Twins, name: str, inputs: Iterable[Value], outputs: Iterable[Value], part: Part) -> None:
     """A selection takes what every twin of its segment ends at, and gives what the segment gives of its router."""
     for twin in (twin for twin in twins.parts if twin.part == name):
         given = {value.name: (value.dtype, value.shape) for value in twin.outputs}
         for value in inputs:
             if given.get(value.name) != (value.dtype, _fixed(value.shape, twin.rows, twins.capacity_tokens)):
-                raise ValueError(f"twins: the selection of {name!r} takes {value.name!r}, unlike what {twin.path!r} gives")
+                raise ValueError(
+                    f"twins: the selection of {name!r} takes {value.name!r}, unlike what {twin.path!r} gives"
+                )
     expected = {value.name: value for value in part.outputs}
     for value in outputs:
         if value.name not in expected or expected[value.name].shape != value.shape:

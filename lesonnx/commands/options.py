@@ -88,6 +88,13 @@ load_options = apply(
         click.option(
             "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.  [default: all cores]"
         ),
+        click.option(
+            "--accelerate",
+            type=click.Choice(["auto", "off", "cpu"]),
+            default="auto",
+            show_default=True,
+            help="Dense parts on an accelerator, where bundle and ONNX Runtime have one; cpu tries those parts here.",
+        ),
     ]
 )
 
@@ -126,6 +133,7 @@ def make_load_options(values: dict[str, Any]) -> Any:
         memory_budget_bytes=values.pop("memory_budget"),
         prefill_chunk_tokens=values.pop("prefill_chunk"),
         num_threads=values.pop("threads"),
+        accelerate=values.pop("accelerate"),
     )
 
 
