@@ -144,8 +144,9 @@ class Runner:
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
         self._memory: _MemoryBound | None = None
-        self._twins = twins or Twins(bundle, "off")
-        self.states = LayerStates(bundle.manifest, self._twins.capacity_tokens)
+        # The bundle's twins that are open here.
+        self.twins = twins or Twins(bundle, "off")
+        self.states = LayerStates(bundle.manifest, self.twins.capacity_tokens)
         options = ort.session_options(optimise=True, num_threads=num_threads)
         # A lookahead is a row of a router, run beside the experts.
         single = ort.session_options(optimise=True, num_threads=1)
@@ -177,7 +178,7 @@ class Runner:
         self.loader.close()
         self._buffers.clear()
         self._sessions.clear()
-        self._twins = Twins(self.bundle, "off")
+        self.twins = Twins(self.bundle, "off")
         self.states = LayerStates(self.bundle.manifest)
 
     @property
@@ -230,7 +231,7 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
-        for num_rows, width in self._twins.widths.items():
+        for num_rows, width in self.twins.widths.items():
             buffers = self._buffers_for(num_rows)
             width.begin(buffers.position_ids, self.states.total_sequence_length)
             for place, segment in enumerate(self._segments):
@@ -293,7 +294,7 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
-        width = self._twins.for_step(num_rows, self.states)
+        width = self.twins.for_step(num_rows, self.states)
         if width is not None:
             width.begin(buffers.position_ids, self.states.total_sequence_length)
         for place, part in enumerate(self._segments):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -18,6 +19,7 @@ from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.manifest import ExpertKind, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.step_states import StepStates
+from lesonnx.usability import WHY_NOT_EXPERTS, Report, check_bundle
 
 
 @click.command()
@@ -26,11 +28,22 @@ from lesonnx.step_states import StepStates
 @click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
 @click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
+@click.option(
+    "--target", type=click.Choice(["ios", "android"]), help="Say what CoreML or NNAPI would take of it, part by part."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, memory: int | None, as_json: bool) -> None:
+def inspect(
+    bundle: Path | None,
+    verify: bool,
+    shape: str | None,
+    bits: str,
+    memory: int | None,
+    target: Literal["ios", "android"] | None,
+    as_json: bool,
+) -> None:
     """Show the model, parts, states and bytes of the bundle BUNDLE."""
     if shape is not None:
-        if bundle is not None or verify:
+        if bundle is not None or verify or target:
             raise click.UsageError("--shape needs no bundle: give one of both")
         from lesonnx_export.sizes import print_sizes
 
@@ -41,6 +54,9 @@ def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, mem
     if memory is not None:
         raise click.UsageError("--memory goes with --shape")
     opened = Bundle(bundle)
+    if target is not None:
+        _print_usability(check_bundle(opened, target), as_json)
+        return
     verified = _verify(opened, quiet=as_json) if verify else None
     if as_json:
         print(json.dumps(describe(opened, verified)))
@@ -51,6 +67,28 @@ def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, mem
     _print_layers(console, opened)
     if verified is not None:
         console.print(f"checksums: all {verified} files are as exported")
+
+
+def _print_usability(report: Report, as_json: bool) -> None:
+    """Parts that read alike but for their layer are one row; the verdict is the last line."""
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for part in report.parts:
+        name = re.sub(r"_\d{3}", "_<layer>", part.name)
+        runs_on = part.provider.removesuffix("ExecutionProvider")
+        breaks = ", ".join(blocker.rpartition(":")[2] for blocker in part.blockers if blocker != WHY_NOT_EXPERTS)
+        key = (name, runs_on, f"{part.supported} of {part.nodes}", str(part.partitions), breaks)
+        rows.setdefault(key, []).append(part.name)
+    table = Table("part", "runs on", "taken", "pieces", title=f"What {report.checked} would take", title_justify="left")
+    table.add_column("what breaks it", overflow="fold")
+    for (name, *cells), names in rows.items():
+        table.add_row(names[0] if len(names) == 1 else f"{name} ({len(names)})", *cells)
+    console = Console()
+    console.print(table)
+    for line in (WHY_NOT_EXPERTS, report.verdict):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _verify(bundle: Bundle, quiet: bool) -> int:
@@ -74,6 +112,7 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
         "dense_bytes": dense_bytes(bundle),
+        "twin_bytes": twin_bytes(bundle),
         "expert_bytes": bundle.expert_bytes,
         "layers": [
             {"layer_idx": layer.layer_idx, "num_experts": layer.num_experts, "bytes": bundle.pack_bytes(layer)}
@@ -100,7 +139,14 @@ def chat_facts(files: TokenizerFiles | None) -> dict[str, Any]:
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
-    return sum(path.stat().st_size for directory in directories for path in directory.iterdir())
+    return sum(path.stat().st_size for directory in directories for path in directory.iterdir()) - twin_bytes(bundle)
+
+
+def twin_bytes(bundle: Bundle) -> int:
+    """Bytes of twins and what goes with them; 0 without."""
+    twins = bundle.manifest.twins
+    paths = {twins.data, *(model.path for model in (*twins.helpers, *twins.parts))} if twins else set()
+    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def state_bytes_per_token(bundle: Bundle) -> int:
@@ -132,13 +178,22 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "chat": _chat(manifest.tokenizer),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
-        "dense parts": format_bytes(dense_bytes(bundle)),
+        "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
         f" one token's demand {format_bytes(bundle.token_demand_bytes)}",
     }
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _twins(bundle: Bundle) -> str:
+    twins = bundle.manifest.twins
+    if twins is None:
+        return ""
+    rows = ", ".join(map(str, sorted({twin.rows for twin in twins.parts})))
+    shown = f"{format_bytes(twin_bytes(bundle))} in float{twins.float_bits}"
+    return f"; twins {shown}, for steps of {rows} tokens over caches of {twins.capacity_tokens}"
 
 
 def _chat(files: TokenizerFiles | None) -> str:
