@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -19,7 +19,9 @@ from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.manifest import ExpertKind, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.step_states import StepStates
-from lesonnx.usability import WHY_NOT_EXPERTS, Report, check_bundle
+
+if TYPE_CHECKING:
+    from lesonnx.usability import Report
 
 
 @click.command()
@@ -55,6 +57,8 @@ def inspect(
         raise click.UsageError("--memory goes with --shape")
     opened = Bundle(bundle)
     if target is not None:
+        from lesonnx.usability import check_bundle
+
         _print_usability(check_bundle(opened, target), as_json)
         return
     verified = _verify(opened, quiet=as_json) if verify else None
@@ -71,6 +75,8 @@ def inspect(
 
 def _print_usability(report: Report, as_json: bool) -> None:
     """Parts that read alike but for their layer are one row; the verdict is the last line."""
+    from lesonnx.usability import WHY_NOT_EXPERTS
+
     if as_json:
         print(json.dumps(asdict(report)))
         return
