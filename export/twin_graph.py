@@ -66,6 +66,8 @@ class TwinGraph(Graph):
     _types: dict[str, Dtype] = field(default_factory=dict)
     # Float constants, stored when their use says of which type.
     _weak: dict[str, NDArray[Any]] = field(default_factory=dict)
+    # Values that would be too long side by side, with their lengths: what stands for them can only be split again.
+    _joined: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
 
     def _sizes(self, shape: Sequence[int | str]) -> list[int | str]:
         sizes = {"T": self.rows, "S": self.capacity, "R": 1}
@@ -128,10 +130,18 @@ class TwinGraph(Graph):
 
     def _slices(self, x: str, sizes: str, *, axis: int) -> tuple[str, ...]:
         """A split into unequal pieces, which NNAPI does not take, as slices."""
+        if x in self._joined:  # by whoever fused them, so into the same lengths
+            return tuple(name for name, _ in self._joined[x])
         lengths = onnx.numpy_helper.to_array(next(tensor for tensor in self.initializers if tensor.name == sizes))
         ends = np.cumsum(lengths)
         bounds = zip(ends - lengths, ends, strict=True)
         return tuple(self.slice(x, axis, int(start), int(end)) for start, end in bounds)
+
+    def join(self, pieces: list[tuple[str, int]]) -> str:
+        """What a split along the last axis gives back as those pieces; nothing else can be done with it."""
+        name = self.fresh("joined")
+        self._joined[name] = pieces
+        return name
 
     def slice(self, x: str, axis: int, start: int, end: int) -> str:
         """Elements start to end of an axis."""

@@ -117,6 +117,9 @@ class TwinStep(Step):
 
     def fused_linear(self, x: str, parts: Sequence[tuple[str, int, str | None]], columns: int) -> str:
         """As in dense parts; the matrices are read for the first twin that needs them, and found by the others."""
+        if len(parts) > 1 and sum(rows for _, rows, _ in parts) > LONGEST_AXIS:
+            products = [(self.fused_linear(x, [part], columns), part[1]) for part in parts]
+            return self.twin.join(products)
         key, bias = parts[0][0], ""
         if parts[0][2] is not None:
             bias = self.graph.constant(np.concatenate([self.weights(str(name), rows) for _, rows, name in parts]))
@@ -124,6 +127,13 @@ class TwinStep(Step):
             return self._product(x, self._key(key), bias)
         matrices = [self.weights(name, rows, columns) for name, rows, _ in parts]
         return self.product(x, key, matrices[0] if len(matrices) == 1 else one_above_other(matrices), bias)
+
+    def vector(self, name: str, size: int) -> str:
+        """As in dense parts; one as long as a vocabulary goes with the piece of the logits that is being made."""
+        if size <= LONGEST_AXIS:
+            return super().vector(name, size)
+        start = self.piece * LONGEST_AXIS
+        return self.shared(f"{name}.{self.piece}", lambda: self.weights(name, size)[start : start + LONGEST_AXIS])
 
     def head_linear(self, x: str, hint: str, matrices: Float32) -> str:
         graph, key = self.twin, self._key(hint)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from lesonnx.errors import CheckpointError, InputError
+from lesonnx.errors import InputError
 from lesonnx.manifest import Dtype, Positions, Selection, Target, Twin, Twins
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import Precision, Step
@@ -152,14 +152,14 @@ class TwinBuilder(PartBuilder):
 
 
 def check_family(architecture: Decoder) -> None:
-    """CheckpointError, naming why, for families whose segments are not attention and a router behind it."""
+    """InputError, naming why, for families whose segments are not attention and a router behind it."""
     why = ""
     if architecture.replays:
         why = "it has layers with recurrent or convolution states"
     elif architecture.routes_before_mixing:
         why = "its router reads a layer before attention"
     if why:
-        raise CheckpointError(f"--accelerate dense does not go with {architecture.model_type}: {why}")
+        raise InputError(f"--accelerate dense does not go with {architecture.model_type}: {why}")
 
 
 def write_twins(builder: TwinBuilder, directory: Path, progress: Callable[[int], None]) -> Twins:
