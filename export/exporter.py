@@ -120,7 +120,9 @@ def _export(
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
     _write_experts(plan, options, partial, journal, progress)
     write_stages(plan, partial)
-    manifest = make_manifest(plan, options, dense, tokenizer, _write_twins(plan, options, partial, progress))
+    manifest = make_manifest(
+        plan, options, dense, tokenizer, write_all_twins(plan, options, partial, progress, Weights(plan.checkpoint))
+    )
     if options.kv_bits == 8:
         manifest = quantize_kv(partial, journal, progress, manifest)
         if tokenizer is None:
@@ -206,7 +208,9 @@ def save_part(built: BuiltPart, partial: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
-def _write_twins(plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress) -> Twins | None:
+def write_all_twins(
+    plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress, weights: Weights
+) -> Twins | None:
     """Twins for accelerators, where they were asked for; every run makes them anew, they take little beside experts."""
     twins = options.twins(plan.architecture.max_position_embeddings)
     if twins is None:
@@ -214,7 +218,7 @@ def _write_twins(plan: ExportPlan, options: ExportOptions, partial: Path, progre
     progress("twins", 0)
     store = TwinStore(partial / "dense" / TwinStore.location)
     try:
-        builder = TwinBuilder(plan.architecture, Weights(plan.checkpoint), store, options.precision, twins)
+        builder = TwinBuilder(plan.architecture, weights, store, options.precision, twins)
         return write_twins(builder, partial, lambda num_bytes: progress("twins", num_bytes))
     finally:
         store.close()
