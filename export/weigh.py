@@ -14,6 +14,7 @@ import numpy as np
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
+from lesonnx_export.blas import on_one_thread
 from lesonnx_export.compensate import expected_loss, quantize_expert
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.precision import HALVES, Group, GroupLosses
@@ -21,7 +22,7 @@ from lesonnx_export.sources import ExpertReader, Sources
 from lesonnx_export.statistics import LayerStatistics, StatisticsDirectory
 
 # Routed experts of a layer that are tried: their sum is scaled up by the tokens that the others saw.
-SAMPLED_EXPERTS = 16
+SAMPLED_EXPERTS = 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def weigh(
             group.half_kind(half, precision) for half in range(len(HALVES)) for precision in group.precisions(half)
         ]
         tasks += [_Task(place, group.layer_idx, expert_idx, kinds) for expert_idx in chosen]
-    with closing(run_tasks(_open_sources, sources, iter(tasks))) as done:
+    with on_one_thread(), closing(run_tasks(_open_sources, sources, iter(tasks))) as done:
         for task, losses in done:
             found[task.place][task.expert_idx] = losses
             progress(1)
