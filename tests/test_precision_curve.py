@@ -60,9 +60,7 @@ def test_one_layer_of_the_sample(lesonnx: Call, quick_path: Path, monkeypatch: p
     monkeypatch.setattr(precision_curve, "UNIFORM_BITS", (2, 4))
     monkeypatch.setattr(calibrated, "MOST_WINDOWS", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    (quick_path / "text.txt").write_text(
-        "And the light shone in the garden, and all was good. " * 30
-    )
+    (quick_path / "text.txt").write_text("And the light shone in the garden, and all was good. " * 30)
     arguments = ("--text", quick_path / "text.txt", "--tokens", "512", "--targets", "0.75", "--json")
     outcome = lesonnx("bench", "precision", checkpoint, *arguments)
     assert outcome.code == 0, outcome.err
