@@ -11,7 +11,17 @@ from pathlib import Path
 
 from lesonnx import __version__
 from lesonnx.errors import InputError
-from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles, Twins
+from lesonnx.manifest import (
+    Calibration,
+    ExpertLayer,
+    Manifest,
+    ModelFacts,
+    Part,
+    Quantization,
+    State,
+    TokenizerFiles,
+    Twins,
+)
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import read_json
 from lesonnx_export.config import Config
@@ -40,6 +50,7 @@ def make_manifest(
     options: ExportOptions,
     dense: Sequence[WrittenPart],
     tokenizer: TokenizerFiles | None,
+    calibration: Calibration | None = None,
     twins: Twins | None = None,
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
@@ -53,6 +64,7 @@ def make_manifest(
             dense_bits=options.resolved_dense_bits,
             kv_bits=options.precision.kv_bits,
             block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
+            calibration=calibration,
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
         parts=[built.part.model_copy(update={"providers": part_providers(options.target)}) for built in dense],

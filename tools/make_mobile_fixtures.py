@@ -20,6 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = "tests/data/checkpoints"
 TWINS: dict[str, Any] = {"accelerate": "dense", "prefill_chunk_tokens": 8, "twin_capacity_tokens": 48}
+# Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits, blocks
+# of several sizes, matrices of one expert that differ, experts of one page and of more.
+MIXED = [
+    ([(2, 16), (4, 32), (8, 32)], [(4, 64), (4, 64), (2, 32)]),
+    ([(2, 16), (2, 16), (2, 16)], [(8, 16), (8, 16), (8, 64)]),
+    ([(8, 16), (8, 16), (8, 16)], [(2, 64), (2, 64), (4, 16)]),
+]
 # Name -> checkpoint and export options.
 BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "sample-int4": ("lesonnx/sample", {"bits": 4}),
@@ -40,6 +47,7 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
         f"{CHECKPOINTS}/qwen2_moe",
         {"bits": 4, "dense_bits": 8, "target": "android", "twin_bits": 32} | TWINS,
     ),
+    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
@@ -76,7 +84,22 @@ def export_bundles(out: Path) -> None:
         target = out / "bundles" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            export_bundle(ROOT / checkpoint, target, ExportOptions(**options))
+            export_bundle(ROOT / checkpoint, target, ExportOptions(**options | precisions_of(options)))
+
+
+def precisions_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The precisions that options state as numbers, as the exporter takes them."""
+    from lesonnx_export.expert import ExpertPrecision, MatrixPrecision
+    from lesonnx_export.plan import LayerPrecision
+
+    layers = options.get("precisions")
+    if layers is None:
+        return {}
+
+    def expert(matrices: list[tuple[Any, int]]) -> ExpertPrecision:
+        return ExpertPrecision(*(MatrixPrecision(bits, block_size) for bits, block_size in matrices))
+
+    return {"precisions": tuple(LayerPrecision(expert(routed), expert(shared)) for routed, shared in layers)}
 
 
 def run_case(
