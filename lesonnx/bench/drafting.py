@@ -56,13 +56,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Task:
-    """What is decoded: a prompt, so many tokens as a warm-up and so many measured; a sampler and a drafter a run."""
+    """What is decoded: a prompt, so many tokens as a warm-up and so many measured; a sampler a run. Owns nothing."""
 
     prompt_ids: Sequence[int]
     warmup_tokens: int
     tokens: int
     sampler: Callable[[], Sampler]
-    drafter: Callable[[], Drafter]
+    drafter: Drafter
 
 
 def measure(runner: Runner, task: Task, rounds: int) -> dict[str, Any]:
@@ -81,12 +81,15 @@ def decode(runner: Runner, task: Task, drafts: bool) -> Turn:
     """One run from the prompt; what is measured begins behind the warm-up, whose drafts teach the pricing."""
     sampler = task.sampler()
     runner.rewind(0)
-    speculator = pricing = None
+    runner.layer_reader = None
+    speculator: Speculator | None = None
+    pricing: WatchedPricing | None = None
     if drafts:
         pricing = WatchedPricing(runner.loader.scheduler)
-        speculator = Speculator(runner, task.drafter(), pricing)
+        speculator = Speculator(runner, task.drafter, pricing)
         speculator.begin(task.prompt_ids, 0, sampler)
     token = sampler.sample(runner.prefill(task.prompt_ids))
+    sampler.accept(token)
     token_ids = _run(runner, speculator, sampler, token, task.warmup_tokens)
     runner.loader.reset_telemetry()
     if pricing is not None and speculator is not None:
@@ -97,15 +100,12 @@ def decode(runner: Runner, task: Task, drafts: bool) -> Turn:
     seconds = time.perf_counter() - began
     read_bytes = runner.loader.telemetry.read_bytes
     counts = speculator.counts if speculator else None
-    if speculator is not None:
-        speculator.close()
     return Turn(task.tokens / seconds, read_bytes / task.tokens, token_ids, counts, pricing.experts if pricing else {})
 
 
 def _run(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
     """``token``, which has not run, and ``count`` tokens behind it."""
     token_ids = [token]
-    sampler.accept(token)
     while (most := count + 1 - len(token_ids)) > 0:
         if speculator is not None:
             coming = speculator.next(token_ids[-1], most, ()).token_ids

@@ -1,4 +1,4 @@
-"""``lesonnx bench speculate``: what drafting is worth on this machine, for texts of several kinds, streaming and resident.
+"""``lesonnx bench speculate``: what drafting is worth here, for texts of several kinds, streaming and resident.
 
 It plans rows, runs them and prints them; `bench.drafting` measures.
 """
@@ -26,7 +26,6 @@ from lesonnx.limits import DEFAULT_LOADERS, MAX_LOADERS, MAX_THREADS
 from lesonnx.memory import auto_budget_bytes, format_bytes
 from lesonnx.model import Model, load
 from lesonnx.sampling import Sampler, SamplingOptions
-from lesonnx.speculative.drafter import Drafter
 from lesonnx.speculative.drafters import check_drafter, make_drafter
 
 # Text -> its beginning and the temperature it is gone on with: code and lists are written greedily, free text is not.
@@ -142,7 +141,6 @@ def text_tasks(
         )
         if made is None:
             raise InputError("--drafter none: there is nothing to measure")
-        drafter: Drafter = made
         try:
             for text, (beginning, temperature) in TEXTS.items():
                 prompt_ids = model.encode(beginning)
@@ -156,9 +154,9 @@ def text_tasks(
                     chosen.accept_all(prompt_ids)
                     return chosen
 
-                yield text, name, Task(prompt_ids, warmup, tokens, sampler, lambda: drafter)
+                yield text, name, Task(prompt_ids, warmup, tokens, sampler, made)
         finally:
-            drafter.close()
+            made.close()
 
 
 def trace_task(
@@ -171,7 +169,7 @@ def trace_task(
     oracle = OracleDrafter(known, len(prompt_ids), acceptance, manifest.vocab_size)
     steps = np.array(trace_steps(path, model.bundle).tolist(), np.int64)
     model.runner.routing = DraftedRouting(steps, manifest.num_experts, recall, model.runner, oracle)
-    return TRACE, ORACLE, Task(prompt_ids, warmup, tokens, lambda: KnownSampler(known, prompt_ids), lambda: oracle)
+    return TRACE, ORACLE, Task(prompt_ids, warmup, tokens, lambda: KnownSampler(known, prompt_ids), oracle)
 
 
 def print_rows(found: dict[str, Any]) -> None:
