@@ -21,8 +21,8 @@ from lesonnx.states import GROWTH_TOKENS
 
 Float32 = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
-# Rows of layer outputs are projected when a draft needs them, or when there are so many: few runs of many rows cost less
-# than many of one, and what is kept unprojected stays small.
+# Rows of layer outputs are projected when a draft needs them, or when there are so many: few runs of many rows cost
+# less than many of one, and what is kept unprojected stays small.
 PENDING_TOKENS = 64
 
 
