@@ -90,20 +90,20 @@ def decode(runner: Runner, task: Task, drafts: bool) -> Turn:
         speculator.begin(task.prompt_ids, 0, sampler)
     token = sampler.sample(runner.prefill(task.prompt_ids))
     sampler.accept(token)
-    token_ids = _run(runner, speculator, sampler, token, task.warmup_tokens)
+    token_ids = run_tokens(runner, speculator, sampler, token, task.warmup_tokens)
     runner.loader.reset_telemetry()
     if pricing is not None and speculator is not None:
         pricing.forget()
         speculator.counts = DraftCounts()
     began = time.perf_counter()
-    token_ids += _run(runner, speculator, sampler, token_ids[-1], task.tokens)[1:]
+    token_ids += run_tokens(runner, speculator, sampler, token_ids[-1], task.tokens)[1:]
     seconds = time.perf_counter() - began
     read_bytes = runner.loader.telemetry.read_bytes
     counts = speculator.counts if speculator else None
     return Turn(task.tokens / seconds, read_bytes / task.tokens, token_ids, counts, pricing.experts if pricing else {})
 
 
-def _run(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
+def run_tokens(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
     """``token``, which has not run, and ``count`` tokens behind it."""
     token_ids = [token]
     while (most := count + 1 - len(token_ids)) > 0:
