@@ -90,20 +90,20 @@ def decode(runner: Runner, task: Task, drafts: bool) -> Turn:
         speculator.begin(task.prompt_ids, 0, sampler)
     token = sampler.sample(runner.prefill(task.prompt_ids))
     sampler.accept(token)
-    token_ids = _run(runner, speculator, sampler, token, task.warmup_tokens)
+    token_ids = run_tokens(runner, speculator, sampler, token, task.warmup_tokens)
     runner.loader.reset_telemetry()
     if pricing is not None and speculator is not None:
         pricing.forget()
         speculator.counts = DraftCounts()
     began = time.perf_counter()
-    token_ids += _run(runner, speculator, sampler, token_ids[-1], task.tokens)[1:]
+    token_ids += run_tokens(runner, speculator, sampler, token_ids[-1], task.tokens)[1:]
     seconds = time.perf_counter() - began
     read_bytes = runner.loader.telemetry.read_bytes
     counts = speculator.counts if speculator else None
     return Turn(task.tokens / seconds, read_bytes / task.tokens, token_ids, counts, pricing.experts if pricing else {})
 
 
-def _run(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
+def run_tokens(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
     """``token``, which has not run, and ``count`` tokens behind it."""
     token_ids = [token]
     while (most := count + 1 - len(token_ids)) > 0:
@@ -128,7 +128,7 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
         for rows, passes in turn.experts.items():
             experts.setdefault(rows, []).extend(passes)
     speed, plain_speed = (mean(turn.tokens_per_s for turn in turns) for turns in (drafted, plain))
-    passes = sum(len(of_width) for of_width in experts.values())
+    num_passes = sum(len(of_width) for of_width in experts.values())
     return {
         "acceptance": accepted / judged if judged else None,
         "acceptance_by_position": [
@@ -142,7 +142,7 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
         ],
         "tokens_per_s": speed,
         "plain_tokens_per_s": plain_speed,
-        "tokens_per_pass": (passes + accepted) / passes,
+        "tokens_per_pass": (num_passes + accepted) / num_passes,
         "drafted": sum(by_slot["drafted"]),
         "accepted": accepted,
         "passes_with_drafts": sum(one.passes for one in counts),
