@@ -69,10 +69,12 @@ class Checkpoint:
     so reading a large file leaves nothing of it in the process.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, anchor: str = EMBEDDING) -> None:
+        """Open a directory; ``anchor`` is a tensor by whose place the language model's prefix is known."""
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such checkpoint directory")
         self.directory = directory
+        self._anchor = anchor
         self.config = read_json(directory / "config.json")
         self.tensors = self._canonical(self._scan())
 
@@ -124,10 +126,10 @@ class Checkpoint:
 
     def _canonical(self, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
         for prefix in PREFIXES:
-            if prefix + EMBEDDING in tensors:
+            if prefix + self._anchor in tensors:
                 break
         else:
-            raise CheckpointError(f"{self.directory}: no tensor named {EMBEDDING!r} under any of {list(PREFIXES)}")
+            raise CheckpointError(f"{self.directory}: no tensor named {self._anchor!r} under any of {list(PREFIXES)}")
         # "language_model.model." has its head beside it, as "language_model.lm_head.".
         beside = "language_model." if prefix == "language_model.model." else prefix
         canonical: dict[str, TensorInfo] = {}

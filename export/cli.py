@@ -72,6 +72,11 @@ from lesonnx_export.precision import Decision
     "  [default: native, for ios portable]",
 )
 @click.option(
+    "--drafter",
+    type=click.Path(path_type=Path),
+    help="A DSpark drafter's checkpoint directory, trained for CHECKPOINT: the bundle can then draft with it.",
+)
+@click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
 @click.option(
@@ -108,6 +113,7 @@ def export(
     kv_bits: str,
     target: str,
     operators: str | None,
+    drafter: Path | None,
     prefill_chunk: int,
     accelerate: str | None,
     twin_capacity: int,
@@ -132,6 +138,7 @@ def export(
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
         target=target,  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
+        drafter=drafter,
         prefill_chunk_tokens=prefill_chunk,
         accelerate=accelerate,  # type: ignore[arg-type]
         twin_capacity_tokens=twin_capacity,
@@ -200,7 +207,10 @@ def print_summary(console: Console, report: ExportReport) -> None:
     kinds = manifest.expert_kinds
     table = Table("", "count", "bits", "bytes", "where", title=f"{report.bundle}", title_justify="left")
     dense_bits = _bits(manifest.quantization.dense_bits)
-    table.add_row("dense parts", str(len(manifest.parts)), dense_bits, format_bytes(report.dense_bytes), "dense/")
+    drafter_parts = len(manifest.drafter.parts) if manifest.drafter else 0
+    table.add_row(
+        "dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/"
+    )
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
     blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
     shown = _bits(*manifest.expert_bits) + (f", blocks of {', '.join(map(str, blocks))}" if blocks else "")

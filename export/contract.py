@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lesonnx import __version__
+from lesonnx.drafter_wiring import ROLES
 from lesonnx.errors import InputError
 from lesonnx.manifest import (
     Calibration,
@@ -55,6 +56,7 @@ def make_manifest(
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
+    drafter_parts = [built.part for built in dense if built.part.role in ROLES]
     return Manifest(
         producer=f"lesonnx {__version__}",
         onnxruntime_at_least=onnxruntime_at_least(plan.architecture, options),
@@ -67,7 +69,11 @@ def make_manifest(
             calibration=calibration,
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
-        parts=[built.part.model_copy(update={"providers": part_providers(options.target)}) for built in dense],
+        parts=[
+            built.part.model_copy(update={"providers": part_providers(options.target)})
+            for built in dense
+            if built.part.role not in ROLES
+        ],
         states=[state for built in dense for state in built.states],
         expert_kinds=plan.kinds,
         expert_layers=[
@@ -83,6 +89,7 @@ def make_manifest(
         ],
         tokenizer=tokenizer,
         twins=twins,
+        drafter=None if plan.drafter is None else plan.drafter.record(drafter_parts),
         skipped_tensors=plan.skipped,
     )
 

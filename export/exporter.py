@@ -204,7 +204,7 @@ def write_parts(
             key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
         }
     progress("dense parts", start)
-    builder = PartBuilder(plan.architecture, weights, store, options.precision)
+    builder = PartBuilder(plan.architecture, weights, store, options.precision, plan.drafter)
     try:
         for name in plan.part_names[len(written) :]:
             before = store.end_bytes
@@ -326,10 +326,12 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions, text: Text | None) ->
     files = {}
     for path in sorted({info.file for info in plan.checkpoint.tensors.values()}):
         stat = path.stat()
-        files[path.name] = [stat.st_size, stat.st_mtime_ns]
+        owner = "" if path.parent == plan.checkpoint.directory else "drafter/"
+        files[owner + path.name] = [stat.st_size, stat.st_mtime_ns]
     what = {
         "version": __version__,
         "config": plan.checkpoint.config,
+        "drafter": plan.drafter and plan.drafter.config.values,
         "files": files,
         "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
         "target": options.target,

@@ -22,6 +22,7 @@ from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import DenseBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
+from lesonnx_export.drafter import PREFIX, DSpark
 from lesonnx_export.expert import ExpertPrecision, ExpertShape, make_mixed_kind
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan
@@ -55,6 +56,7 @@ class ExportOptions:
 
     ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
     is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
+    ``drafter`` is the checkpoint directory of a DSpark drafter, which the bundle will then hold too.
     ``accelerate``: dense parts come once more as twins for accelerators, over caches of ``twin_capacity_tokens``.
 
     ``experts_target_size`` lets calibration choose bits and blocks layer by layer, for experts of that share of the
@@ -70,6 +72,7 @@ class ExportOptions:
     kv_bits: KvBits = 32
     target: Target = "desktop"
     operators: Operators | None = None
+    drafter: Path | None = None
     prefill_chunk_tokens: int = 512
     accelerate: Literal["dense"] | None = None
     twin_capacity_tokens: int = 2048
@@ -127,6 +130,7 @@ class ExportPlan:
     notes: list[str]
     num_parameters: int
     num_active_parameters: int
+    drafter: DSpark | None = None
 
     @property
     def expert_bytes(self) -> int:
@@ -166,7 +170,8 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     if not architecture.moe_layers:
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
-    builder = PartBuilder(architecture, weights, store, options.precision)
+    drafter = DSpark(options.drafter, architecture, weights) if options.drafter else None
+    builder = PartBuilder(architecture, weights, store, options.precision, drafter)
     part_ends, states = [], []
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
@@ -174,7 +179,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     twin_store = TwinStore(None)
     if twins := options.twins(architecture.max_position_embeddings):
         TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
-    dense_used = set(weights.used)
+    dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
         for expert_idx in layer.places:
@@ -187,6 +192,8 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     notes = []
     if unread := config.unread():
         notes.append(f"config.json: keys without effect on the export: {', '.join(unread)}")
+    if drafter and (unread := drafter.config.unread()):
+        notes.append(f"{drafter.directory}: config.json: keys without effect on the export: {', '.join(unread)}")
     if "lm_head.weight" not in checkpoint and config.raw("tie_word_embeddings", None) is False:
         notes.append("tie_word_embeddings is false but there is no lm_head.weight: the embedding serves as the head")
     used_blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
@@ -207,6 +214,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         notes=notes,
         num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,
         num_active_parameters=pinned + len(layers) * architecture.num_experts_per_tok * expert_parameters,
+        drafter=drafter,
     )
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import onnx
 
+from lesonnx.drafter_wiring import ROLES
 from lesonnx.manifest import Part, State
 from lesonnx_export.architectures.base import Decoder, Routing
 from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
+from lesonnx_export.drafter import DSpark
 from lesonnx_export.graph import DenseStore, Graph
 
 LOGIT_ROWS = "logit_rows"
@@ -35,15 +37,26 @@ class PartBuilder:
     # Whether what completes a layer's output gives it to the outside.
     gives_layer_outputs = True
 
-    def __init__(self, architecture: Decoder, weights: Weights, store: DenseStore, precision: Precision) -> None:
+    def __init__(
+        self,
+        architecture: Decoder,
+        weights: Weights,
+        store: DenseStore,
+        precision: Precision,
+        drafter: DSpark | None = None,
+    ) -> None:
         self.architecture = architecture
         self.weights = weights
         self.store = store
         self.precision = precision
+        self.drafter = drafter
 
     @property
     def names(self) -> list[str]:
-        """The parts in the order of the forward pass: embed, segment, lookahead, segment, …, head; then the replays."""
+        """The parts in the order of the forward pass: embed, segment, lookahead, segment, …, head.
+
+        Then the replays and, where there is a drafter, its parts: they find the head's and the embedding's bytes there.
+        """
         names = ["embed"]
         for place, layer_idx in enumerate(self.architecture.moe_layers):
             names.append(f"segment_{layer_idx:03d}")
@@ -51,15 +64,17 @@ class PartBuilder:
                 names.append(f"mixer_{layer_idx:03d}")
             if place:
                 names.append(f"lookahead_{layer_idx:03d}")
-        return [*names, "head", *self.architecture.replays]
+        return [*names, "head", *self.architecture.replays, *(ROLES if self.drafter else ())]
 
     def build(self, name: str) -> BuiltPart:
         """Build the part of that name."""
-        role, _, number = name.partition("_")
+        role, _, number = (name, "", "") if name in ROLES else name.partition("_")
         step = Step(Graph(name, self.store), self.weights, self.precision)
         layer_idx = int(number) if role in ("segment", "mixer", "lookahead") else None
         if role == "replay":
             self.architecture.replays[name].replay(step)
+        elif self.drafter is not None and role in ROLES:
+            self.drafter.build(step, role)
         elif role == "embed":
             self._embed(step)
         elif role == "segment":

@@ -58,7 +58,8 @@ class Bundle:
         self._check_files()
 
     def _check_files(self) -> None:
-        for part in self.manifest.parts:
+        drafter = self.manifest.drafter
+        for part in (*self.manifest.parts, *(drafter.parts if drafter else ())):
             self.file(part.path)
         if twins := self.manifest.twins:
             self.file(twins.data)

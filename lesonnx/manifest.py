@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from lesonnx.drafter_wiring import check_drafter
 from lesonnx.errors import BundleError, InputError
 from lesonnx.twin_wiring import check_twins
 from lesonnx.wiring import check_wiring
@@ -36,6 +37,8 @@ Bits = Literal[2, 4, 8, 32]
 Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8", "int8"]
 Target = Literal["desktop", "android", "ios"]
 Role = Literal["system", "user", "assistant"]
+DrafterRole = Literal["drafter_context", "drafter_block", "drafter_markov"]
+PartRole = Literal["embed", "segment", "mixer", "head", "lookahead", "replay"] | DrafterRole
 
 
 def check_path(path: str) -> str:
@@ -168,7 +171,10 @@ class ExpertLayer(Strict):
 
 
 class Value(Strict):
-    """A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity."""
+    """A tensor that a part takes or gives.
+
+    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches.
+    """
 
     name: str
     dtype: Dtype
@@ -183,10 +189,10 @@ class Provider(Strict):
 
 
 class Part(Strict):
-    """A dense ONNX model of the bundle."""
+    """A dense ONNX model of the bundle. Roles that begin with ``drafter_`` are those of the drafter's parts."""
 
     name: str
-    role: Literal["embed", "segment", "mixer", "head", "lookahead", "replay"]
+    role: PartRole
     path: BundlePath
     layer_idx: Offset | None = None
     inputs: list[Value]
@@ -308,6 +314,36 @@ class Twins(Strict):
     def of(self, part: str, rows: int) -> Twin | None:
         """A part's twin for steps of that many tokens."""
         return next((twin for twin in self.parts if (twin.part, twin.rows) == (part, rows)), None)
+
+
+class Drafter(Strict):
+    """A block drafter trained for the model, and its parts; see docs/bundle.md.
+
+    ``target_layer_ids``: the layers whose outputs it reads, in their order; -1 is the embedding's. A slot of the block
+    is one drafted token. Its caches are the outputs of the context part, which the block part takes for all tokens.
+    """
+
+    kind: Literal["dspark"]
+    block_size: Annotated[int, Field(ge=1, le=1 << 8)]
+    mask_token_id: Offset
+    target_layer_ids: Annotated[list[Annotated[int, Field(ge=-1, le=1 << 16)]], Field(min_length=1)]
+    markov_rank: Size
+    num_parameters: Count
+    parts: list[Part]
+
+    def part(self, role: DrafterRole) -> Part:
+        """The part of a role."""
+        return next(part for part in self.parts if part.role == role)
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """The float32 values that a token has in each cache."""
+        return {value.name: int(value.shape[-1]) for value in self.part("drafter_context").outputs}
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the Markov part says how likely its slot is accepted."""
+        return any(value.name == "confidence" for value in self.part("drafter_markov").outputs)
 
 
 class ModelFacts(Strict):
@@ -440,6 +476,7 @@ class Manifest(Strict):
     expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
     twins: Twins | None = None
+    drafter: Drafter | None = None
     skipped_tensors: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
@@ -447,6 +484,8 @@ class Manifest(Strict):
         document: dict[str, Any] = handler(self)
         if self.twins is None:
             del document["twins"]
+        if self.drafter is None:
+            del document["drafter"]
         return document
 
     @model_validator(mode="after")
@@ -474,6 +513,8 @@ class Manifest(Strict):
         check_wiring(self)
         if self.twins is not None:
             check_twins(self, self.twins)
+        if self.drafter is not None:
+            check_drafter(self, self.drafter)
         return self
 
     @property

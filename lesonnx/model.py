@@ -24,6 +24,8 @@ from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.speculative.drafters import NO_DRAFTER, check_drafter, make_drafter
+from lesonnx.speculative.speculator import Speculator
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 from lesonnx.twins import Twins
@@ -45,6 +47,7 @@ class LoadOptions:
     get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
     ``accelerate``: ``auto`` runs the bundle's twins of dense parts where their providers are installed, ``off`` never,
     ``cpu`` on the CPU provider; twins round otherwise.
+    ``draft`` names what proposes tokens (see ``speculative.drafters``), ``draft_model`` the bundle of ``draft-model``.
     """
 
     schedule: str = "les"
@@ -59,6 +62,8 @@ class LoadOptions:
     timeline: Timeline | None = None
     num_threads: int | None = None
     accelerate: str = "auto"
+    draft: str = NO_DRAFTER
+    draft_model: Path | str | None = None
 
 
 class Generation:
@@ -87,6 +92,7 @@ class Model:
     chat_template: ChatTemplate | None = None
     engine_name: str = ""
     notes: list[str] = field(default_factory=list)
+    speculator: Speculator | None = None
 
     @property
     def telemetry(self) -> Telemetry:
@@ -115,11 +121,15 @@ class Model:
     def _generate(self, prompt_ids: list[int], options: GenerationOptions | None, reuse: bool) -> Generation:
         report = GenerationReport()
         options = options or GenerationOptions()
-        tokens = generate(self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse)
+        tokens = generate(
+            self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse, speculator=self.speculator
+        )
         return Generation(tokens, report)
 
     def close(self) -> None:
         """Free sessions, caches and experts."""
+        if self.speculator is not None:
+            self.speculator.close()
         self.runner.close()
 
     def __enter__(self) -> Model:
@@ -171,6 +181,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
     if options.num_threads is not None and not 1 <= options.num_threads <= MAX_THREADS:
         raise InputError(f"num_threads is {options.num_threads}, expected 1 to {MAX_THREADS}")
+    check_drafter(options.draft, options.draft_model)
     ort.check_version(bundle.manifest.onnxruntime_at_least)
     memory.return_freed_memory()
     files = bundle.manifest.tokenizer
@@ -190,10 +201,16 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         raise
     if config.lookahead and options.lookahead is None:
         runner.governor = Governor()
+    speculator = None
     try:
+        # Before the memory is bounded: a draft model takes its part of it.
+        drafter = make_drafter(options.draft, bundle, options.draft_model, options.engine, options.num_threads)
+        speculator = None if drafter is None else Speculator(runner, drafter)
         if options.memory_budget_bytes is not None:
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
     except BaseException:
+        if speculator is not None:
+            speculator.close()
         runner.close()
         raise
     notes = [*engine.notes, *twins.notes]
@@ -202,4 +219,4 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"
             f" {format_bytes(bundle.token_demand_bytes)} that one token uses: few can stay from one token to the next"
         )
-    return Model(bundle, runner, options, tokenizer, template, engine.name, notes)
+    return Model(bundle, runner, options, tokenizer, template, engine.name, notes, speculator)

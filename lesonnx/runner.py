@@ -5,23 +5,26 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
+from lesonnx.drafter_wiring import EMBEDDING_IDX, layer_output_name
 from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
+from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
 from lesonnx.twins import BoundTwin, Twins, TwinWidth
 
@@ -61,6 +64,19 @@ class Recorder(Protocol):
         """
 
 
+@runtime_checkable
+class LayerReader(Protocol):
+    """Is told what some layers of the model give, step by step; a drafter, see ``speculative.drafter``."""
+
+    layer_idxs: tuple[int, ...]
+
+    def observe(self, position: int, layer_outputs: NDArray[np.float32]) -> None:
+        """T tokens have run from ``position`` on: outputs [T, n*H] of ``layer_idxs``, in the runner's buffer."""
+
+    def bytes_at(self, num_tokens: int) -> int:
+        """What it keeps for a sequence of that many tokens."""
+
+
 @dataclass(frozen=True)
 class _MemoryBound:
     """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
@@ -82,7 +98,7 @@ class _Stream:
 class _StepBuffers:
     """The arrays of a step of T rows, and the parts bound to them. Valid until a state moves."""
 
-    def __init__(self, bundle: Bundle, num_rows: int) -> None:
+    def __init__(self, bundle: Bundle, num_rows: int, layer_idxs: Sequence[int] = ()) -> None:
         model = bundle.manifest.model
         hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
         self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
@@ -109,17 +125,45 @@ class _StepBuffers:
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.logit_rows = ort.empty_aligned((1,), np.int64)
         self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
-        # By part and side of the states, the head of one row by side.
+        # What drafters read, layer by layer; of one row that is side by side already.
+        self.layer_idxs = layer_idxs
+        self.layer_outputs = ort.empty_aligned((len(layer_idxs), num_rows, hidden), np.float32)
+        # Of a step with drafts, every row's: made when there is one.
+        self.draft_logits = np.empty((0, model.vocab_size), np.float32)
+        # By part and side of the states, the head by side and number of logit rows.
         self.bindings: dict[tuple[str, int], ort.Binding] = {}
-        self.heads: dict[int, ort.Binding] = {}
+        self.heads: dict[tuple[int, int], ort.Binding] = {}
         self.twins: dict[str, BoundTwin] = {}
 
+    def first_rows(self, num_rows: int) -> _StepBuffers:
+        """The same memory for a step of fewer rows, to which parts are bound apart."""
+        narrow = copy.copy(self)
+        for name in ("input_ids", "position_ids", "hidden", "mixed_residual"):
+            setattr(narrow, name, getattr(self, name)[:, :num_rows])
+        for name in ("moe_input", "topk_ids", "router_scores", "expert_out", "shared_out", "ready", "lookahead_scores"):
+            setattr(narrow, name, getattr(self, name)[:num_rows])
+        narrow.streams = [
+            _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
+            for one in self.streams
+        ]
+        narrow.layer_outputs = self.layer_outputs[:, :num_rows]
+        narrow.draft_logits = self.draft_logits[:num_rows]
+        narrow.bindings, narrow.heads, narrow.twins = {}, {}, {}
+        return narrow
+
+    def layer_rows(self) -> NDArray[np.float32]:
+        """What drafters read of the step, each token's layers side by side: [T, n*H]."""
+        if EMBEDDING_IDX in self.layer_idxs:
+            self.layer_outputs[self.layer_idxs.index(EMBEDDING_IDX)] = self.hidden[0]
+        num_rows = self.layer_outputs.shape[1]
+        return self.layer_outputs.transpose(1, 0, 2).reshape(num_rows, -1)
+
     @staticmethod
-    def bytes_for(bundle: Bundle, num_rows: int) -> int:
+    def bytes_for(bundle: Bundle, num_rows: int, num_layers_read: int = 0) -> int:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
         row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
-        row += model.num_experts + 6 * model.num_experts_per_tok
+        row += model.num_experts + 6 * model.num_experts_per_tok + 2 * num_layers_read * model.hidden_size
         return num_rows * row * 4
 
 
@@ -143,6 +187,9 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
+        # Whether steps with drafts may come: their buffers are then part of what the process takes.
+        self.takes_drafts = False
+        self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         # The bundle's twins that are open here.
         self.twins = twins or Twins(bundle, "off")
@@ -172,6 +219,7 @@ class Runner:
         self._head_carries_states = any(state.part == self._head.name for state in bundle.manifest.states)
         self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
         self._buffers: dict[int, _StepBuffers] = {}
+        self._step_rows = 0
 
     def close(self) -> None:
         """Free sessions, states and experts."""
@@ -180,6 +228,20 @@ class Runner:
         self._sessions.clear()
         self.twins = Twins(self.bundle, "off")
         self.states = LayerStates(self.bundle.manifest)
+
+    @property
+    def layer_reader(self) -> LayerReader | None:
+        """Who is told what layers give, if anyone: only then are these outputs asked for. Owned by its setter."""
+        return self._layer_reader
+
+    @layer_reader.setter
+    def layer_reader(self, reader: LayerReader | None) -> None:
+        self._layer_reader = reader if reader and reader.layer_idxs else None
+        self._buffers.clear()
+
+    @property
+    def _layer_idxs(self) -> tuple[int, ...]:
+        return self._layer_reader.layer_idxs if self._layer_reader else ()
 
     @property
     def num_tokens(self) -> int:
@@ -213,7 +275,13 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk) + chunk * self.bundle.manifest.model.vocab_size // 8
+        layers_read = len(self._layer_idxs)
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
+        if self.takes_drafts:
+            vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
+            rows = REWINDABLE_TOKENS
+            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -237,21 +305,23 @@ class Runner:
             for place, segment in enumerate(self._segments):
                 self._run_segment(buffers, place, segment, width)
             if width.has_head:
-                self._logits(buffers, [0], width)
+                self._logits(buffers, [0], width=width)
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
         if self._memory is None:
             return
         bound = self._memory
-        left = bound.budget_bytes - bound.fixed_bytes - self.states.bytes_at(capacity_tokens)
+        caches = self.states.bytes_at(capacity_tokens)
+        caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
+        left = bound.budget_bytes - bound.fixed_bytes - caches
         left = int(left / self.loader.engine.memory_per_byte)
         least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
         if left < least:
             raise BudgetError(
                 f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
                 f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {self.states.bytes_at(capacity_tokens):,}, and the experts need at least {least:,}"
+                f" {caches:,}, and the experts need at least {least:,}"
             )
         wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
         self.loader.pressure(min(left, wanted))
@@ -273,28 +343,32 @@ class Runner:
                 rows.append(logits)
         return np.concatenate(rows) if all_logits else rows[-1][0]
 
-    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> Logits:
-        """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none)."""
+    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
+        """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none).
+
+        The last ``num_drafts`` of them are drafts: then all rows are asked for, their logits are valid until the next
+        step, and `keep` must follow.
+        """
         num_rows = len(token_ids)
-        total = self.num_tokens + num_rows
-        if total > self.states.capacity_tokens:
-            # The experts give way before the caches grow: the budget holds at every moment.
-            self._share_memory(self.states.capacity_for(total))
-            self._buffers.clear()
-            self.states.reserve(total)
+        self._reserve(self.num_tokens + num_rows)
         buffers = self._buffers_for(num_rows)
         self._fill(buffers, token_ids)
         self.states.begin(num_rows)
-        self.loader.begin_step(num_rows)
+        self.loader.begin_step(num_rows, num_drafts)
         if self.routing is not None:
             self.routing.begin_step(num_rows)
-        # Of steps of one row the governor knows which side is faster; a prefill has too much to read not to look ahead.
+        # Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a
+        # prefill has too much to read not to look ahead.
         governor = self.governor if num_rows == 1 else None
-        looks_ahead = self.loader.uses_lookahead and (governor is None or governor.wants())
+        looks_ahead = self.loader.uses_lookahead
+        if looks_ahead and self.governor is not None and (governor or num_drafts):
+            looks_ahead = self.governor.wants() if governor else self.governor.is_on
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
-        width = self.twins.for_step(num_rows, self.states)
+        # Twins do not give what drafters read, and what verifies drafts should round as what follows them.
+        plain = num_drafts or self._layer_reader
+        width = None if plain else self.twins.for_step(num_rows, self.states)
         if width is not None:
             width.begin(buffers.position_ids, self.states.total_sequence_length)
         for place, part in enumerate(self._segments):
@@ -305,14 +379,40 @@ class Runner:
             before_experts = partial(self._run, buffers, mixer.name) if mixer else None
             self.loader.run_layer(place, self._work(buffers, place), lookahead, before_experts)
             began = time.perf_counter()
-        logits = self._logits(buffers, logit_rows, width)
+        logits = self._logits(buffers, logit_rows, num_drafts, width)
         ended = time.perf_counter()
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
             governor.took(ended - step_began)
+        position = self.num_tokens
         self.states.commit(num_rows)
+        self._step_rows = num_rows
         self.token_ids += token_ids
+        if self._layer_reader:
+            self._layer_reader.observe(position, buffers.layer_rows())
         return logits
+
+    def _reserve(self, total: int) -> None:
+        """Make room for that many tokens in all."""
+        if total > self.states.capacity_tokens:
+            # The experts give way before the caches grow: the budget holds at every moment.
+            self._share_memory(self.states.capacity_for(total))
+            self._buffers.clear()
+            self.states.reserve(total)
+
+    def keep(self, num_rows: int) -> None:
+        """Of the last step, which had drafts, the first rows stay: the others are gone back over and were no use."""
+        self.loader.accept(range(num_rows))
+        self.rewind(self.num_tokens - self._step_rows + num_rows)
+
+    def prepare_drafts(self, num_rows: int) -> None:
+        """Bind what a step of so many rows needs, so that the first one takes no longer than those after it."""
+        self._reserve(self.num_tokens + num_rows)
+        buffers = self._buffers_for(num_rows)
+        parts = [part.name for part in [*self._segments, *self._mixers] if part is not None]
+        for name in ("embed", *parts, *self._lookaheads):
+            self._binding(buffers, name)
+        self._bind_draft_head(buffers)
 
     def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
         ids = np.asarray(token_ids, np.int64)
@@ -351,12 +451,17 @@ class Runner:
 
         return scores
 
-    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int], width: TwinWidth | None = None) -> Logits:
-        """The head on some rows; without any it still runs where it carries states (dense layers come last)."""
+    def _logits(
+        self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0, width: TwinWidth | None = None
+    ) -> Logits:
+        """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
-        if not logit_rows and not self._head_carries_states:
+        if not logit_rows and not self._head_carries_states and not self._read_of(buffers, self._head):
             return np.empty((0, vocab_size), np.float32)
         rows = logit_rows or [0]
+        if num_drafts:
+            self._bind_draft_head(buffers).run()
+            return buffers.draft_logits
         if len(rows) != 1:
             asked = np.asarray(rows, np.int64)
             logits = np.empty((len(rows), vocab_size), np.float32)
@@ -369,25 +474,43 @@ class Runner:
             buffers.twins["head"].run()
             return buffers.logits[: len(logit_rows)].copy()
         # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
-        if self.states.side not in buffers.heads:
-            buffers.heads[self.states.side] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
+        key = (self.states.side, 1)
+        if key not in buffers.heads:
+            buffers.heads[key] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
         buffers.logit_rows[0] = rows[0]
-        buffers.heads[self.states.side].run()
+        buffers.heads[key].run()
         return buffers.logits[: len(logit_rows)].copy()
+
+    def _bind_draft_head(self, buffers: _StepBuffers) -> ort.Binding:
+        """The head of every row of a step with drafts."""
+        num_rows = buffers.input_ids.size
+        key = (self.states.side, num_rows)
+        if key not in buffers.heads:
+            rows = np.arange(num_rows, dtype=np.int64)
+            buffers.heads[key] = self._bind_head(buffers, rows, buffers.draft_logits)
+        return buffers.heads[key]
 
     def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
         outputs = self.states.outputs(self._head.name, buffers.input_ids.size) | {"logits": logits}
+        outputs |= self._read_of(buffers, self._head)
         return ort.Binding(self._sessions[self._head.name], inputs, outputs)
 
     # -- bindings ----------------------------------------------------------------------------------------------------
 
     def _buffers_for(self, num_rows: int) -> _StepBuffers:
-        """The arrays of this width; beside decode's one row, only the last width is kept."""
+        """The arrays of this width. Drafts share the memory of the widest; of others only the last is kept."""
         if num_rows not in self._buffers:
-            for width in [width for width in self._buffers if width != 1]:
-                del self._buffers[width]
-            self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows)
+            if 1 < num_rows < REWINDABLE_TOKENS:
+                self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)
+                return self._buffers[num_rows]
+            if num_rows > REWINDABLE_TOKENS:
+                for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
+                    del self._buffers[width]
+            self._buffers[num_rows] = buffers = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
+            if num_rows == REWINDABLE_TOKENS:
+                vocab_size = self.bundle.manifest.model.vocab_size
+                buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
 
     def _run_segment(self, buffers: _StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
@@ -404,13 +527,18 @@ class Runner:
         if timeline:
             timeline.span(DENSE, part.name, began, time.perf_counter())
 
-    def _run(self, buffers: _StepBuffers, name: str) -> None:
+    def _binding(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+        """A part bound to the arrays of a width."""
         key = (name, self.states.side)
         if key not in buffers.bindings:
             buffers.bindings[key] = self._bind(buffers, name)
+        return buffers.bindings[key]
+
+    def _run(self, buffers: _StepBuffers, name: str) -> None:
+        binding = self._binding(buffers, name)
         timeline = self.loader.timeline
         began = time.perf_counter() if timeline else 0.0
-        buffers.bindings[key].run()
+        binding.run()
         if timeline and name not in self._lookaheads:
             timeline.span(DENSE, name, began, time.perf_counter())
 
@@ -430,7 +558,8 @@ class Runner:
         else:
             place = next(index for index, part in enumerate(self._segments) if part.name == name)
             part = self._segments[place]
-        outputs = self._outputs(buffers, part, place) | self.states.outputs(name, buffers.input_ids.size)
+        outputs = self._outputs(buffers, part, place) | self._read_of(buffers, part)
+        outputs |= self.states.outputs(name, buffers.input_ids.size)
         return ort.Binding(session, self._inputs(buffers, part, place), outputs)
 
     @staticmethod
@@ -446,6 +575,13 @@ class Runner:
             "router_scores": buffers.router_scores,
         }
         return {value.name: known[value.name] for value in part.outputs if value.name in known}
+
+    @staticmethod
+    def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
+        """The layer outputs of a part that a drafter reads."""
+        given = {value.name for value in part.outputs}
+        names = map(layer_output_name, buffers.layer_idxs)
+        return {name: array[None] for name, array in zip(names, buffers.layer_outputs, strict=True) if name in given}
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""

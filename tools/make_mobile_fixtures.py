@@ -48,9 +48,13 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
         {"bits": 4, "dense_bits": 8, "target": "android", "twin_bits": 32} | TWINS,
     ),
     "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
+    "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
+    "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
+# Drafts a pass where a drafter is used; never more than it is sure of would be another test.
+DRAFT_TOKENS = 3
 # What is taken back: a step of so many tokens, of which so many stay.
 STEP_TOKENS, KEPT_TOKENS = 5, 2
 PROMPT = "In the beginning God created"
@@ -159,6 +163,60 @@ def write_case(stem: Path, name: str, case: dict[str, Any]) -> dict[str, Any]:
     return {"name": name} | case | {"logits": path.name, "logits_shape": list(logits.shape)}
 
 
+def run_drafts(bundle: Path, prompt: str) -> dict[str, Any]:
+    """A greedy generation by drafts of `DRAFT_TOKENS`, pass by pass, and what the drafter draws when it samples.
+
+    A pass drafts, runs the last token and the drafts in one step, keeps the drafts that are the model's own choice and
+    takes the others back. ``passes``: what was drafted, how sure the drafter was (of `ONE`) and how many stayed.
+    ``token_ids``: the tokens so generated. ``sampled``: before each pass the drafter was also asked for a whole block
+    by the sampling of the sampled cases, all by one sampler; its seen tokens are the prompt's and those generated.
+    """
+    import numpy as np
+
+    import lesonnx
+    from lesonnx.sampling import Sampler, SamplingOptions
+    from lesonnx.speculative.drafter import DraftSampler
+    from lesonnx.speculative.dspark import DSparkDrafter
+
+    with lesonnx.load(bundle, num_threads=NUM_THREADS) as model:
+        drafter = DSparkDrafter(model.bundle, NUM_THREADS)
+        runner = model.runner
+        runner.layer_reader = drafter
+        prompt_ids = model.encode(prompt)
+        greedy, target = Sampler(SamplingOptions()), Sampler(SamplingOptions(**SAMPLED))
+        target.accept_all(prompt_ids)
+        drawing = DraftSampler(target)
+        token_ids = [greedy.sample(runner.prefill(prompt_ids))]
+        target.accept(token_ids[0])
+        passes, sampled = [], []
+        while len(token_ids) < NUM_TOKENS:
+            sequence = [*prompt_ids, *token_ids]
+            sampled.append(list(drafter.propose(sequence, drafter.max_tokens, drawing).token_ids))
+            draft = drafter.propose(sequence, DRAFT_TOKENS, DraftSampler(greedy))
+            rows = runner.step([token_ids[-1], *draft.token_ids], list(range(DRAFT_TOKENS + 1)))
+            chosen = [int(np.argmax(row)) for row in rows]
+            accepted = 0
+            while accepted < DRAFT_TOKENS and draft.token_ids[accepted] == chosen[accepted]:
+                accepted += 1
+            runner.rewind(len(sequence) + accepted)
+            drafter.rewind(len(sequence) + accepted)
+            token_ids += chosen[: accepted + 1]
+            target.accept_all(chosen[: accepted + 1])
+            passes.append(
+                {"drafted": list(draft.token_ids), "confidence": list(draft.confidence or ()), "accepted": accepted}
+            )
+        drafter.close()
+    return {
+        "name": "dspark",
+        "prompt_ids": prompt_ids,
+        "draft_tokens": DRAFT_TOKENS,
+        "passes": passes,
+        "token_ids": token_ids,
+        "sampling": SAMPLED,
+        "sampled": sampled,
+    }
+
+
 def write_references(out: Path) -> None:
     """The references of the ONNX Runtime that this process imports."""
     import onnxruntime
@@ -213,6 +271,7 @@ def write_references(out: Path) -> None:
             "cases": cases,
             "rewinds": [rewind],
             **({"twins": by_twins} if by_twins else {}),
+            **({"drafter": run_drafts(bundle.directory, PROMPT)} if bundle.manifest.drafter else {}),
             "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
             if tokenizer
             else [],

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
-from lesonnx.manifest import Calibration, Manifest, TokenizerFiles
+from lesonnx.manifest import Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.step_states import StepStates
 
@@ -129,6 +129,7 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
         "quantization": manifest.quantization.model_dump(mode="json"),
         "onnxruntime_at_least": manifest.onnxruntime_at_least,
         "chat": chat_facts(manifest.tokenizer),
+        "drafter": drafter_facts(manifest.drafter),
         "prefill_chunk_tokens": manifest.prefill_chunk_tokens,
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
@@ -182,6 +183,19 @@ def chat_facts(files: TokenizerFiles | None) -> dict[str, Any]:
     }
 
 
+def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
+    """What the bundle's own drafter is and what it keeps of a token; None where there is none."""
+    if drafter is None:
+        return None
+    return {
+        "kind": drafter.kind,
+        "block_size": drafter.block_size,
+        "target_layer_ids": drafter.target_layer_ids,
+        "num_parameters": drafter.num_parameters,
+        "cache_bytes_per_token": 4 * sum(drafter.cache_sizes.values()),
+    }
+
+
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
@@ -223,6 +237,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches){fixed}",
         "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "chat": _chat(manifest.tokenizer),
+        "drafter": _drafter(manifest.drafter),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
@@ -262,6 +277,17 @@ def _chat(files: TokenizerFiles | None) -> str:
         return "by its template; no plain format, so hosts without Jinja offer completion"
     alone = "" if "assistant" in roles else ", one question at a time"
     return f"by its template; plain format of {', '.join(roles)} messages{alone}"
+
+
+def _drafter(drafter: Drafter | None) -> str:
+    """One line on the drafter that is in the bundle."""
+    facts = drafter_facts(drafter)
+    if facts is None:
+        return "none in the bundle"
+    return (
+        f"{facts['kind']}, blocks of {facts['block_size']}, {_count(facts['num_parameters'])} parameters,"
+        f" {format_bytes(facts['cache_bytes_per_token'])} a token"
+    )
 
 
 def _print_parts(console: Console, bundle: Bundle) -> None:

@@ -95,6 +95,14 @@ load_options = apply(
             show_default=True,
             help="Dense parts on an accelerator, where bundle and ONNX Runtime have one; cpu tries those parts here.",
         ),
+        click.option(
+            "--draft",
+            type=click.Choice(["none", "ngram", "draft-model", "dspark", "mtp"]),
+            default="none",
+            show_default=True,
+            help="What proposes tokens to verify several at once.",
+        ),
+        click.option("--draft-model", type=BUNDLE, help="The bundle that drafts, for --draft draft-model."),
     ]
 )
 
@@ -134,6 +142,8 @@ def make_load_options(values: dict[str, Any]) -> Any:
         prefill_chunk_tokens=values.pop("prefill_chunk"),
         num_threads=values.pop("threads"),
         accelerate=values.pop("accelerate"),
+        draft=values.pop("draft"),
+        draft_model=values.pop("draft_model"),
     )
 
 
