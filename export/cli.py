@@ -79,6 +79,25 @@ from lesonnx_export.precision import Decision
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
+@click.option(
+    "--accelerate",
+    type=click.Choice(["dense"]),
+    help="Dense parts once more in float16 and fixed shapes, for CoreML (ios, desktop) or QNN (android).",
+)
+@click.option(
+    "--twin-capacity",
+    type=click.IntRange(1, 15360),
+    default=2048,
+    show_default=True,
+    help="With --accelerate: tokens of the cache that they take; longer contexts go on without.",
+)
+@click.option(
+    "--twin-bits",
+    type=click.Choice(["16", "32"]),
+    default="16",
+    show_default=True,
+    help="With --accelerate: 32 is for NNAPI and XNNPACK, which take no float16.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
 @click.option("--dask", metavar="ADDRESS", help="Let the workers of this Dask cluster quantize.")
 @click.option("--resume", is_flag=True, help="Go on with an export that was broken off.")
@@ -96,6 +115,9 @@ def export(
     operators: str | None,
     drafter: Path | None,
     prefill_chunk: int,
+    accelerate: str | None,
+    twin_capacity: int,
+    twin_bits: str,
     workers: int | None,
     dask: str | None,
     resume: bool,
@@ -118,6 +140,9 @@ def export(
         operators=operators,  # type: ignore[arg-type]
         drafter=drafter,
         prefill_chunk_tokens=prefill_chunk,
+        accelerate=accelerate,  # type: ignore[arg-type]
+        twin_capacity_tokens=twin_capacity,
+        twin_bits=int(twin_bits),  # type: ignore[arg-type]
         **chosen,
     )
     with nullcontext() if dask is None else dask_tasks(dask) as run_tasks:
@@ -187,10 +212,9 @@ def print_summary(console: Console, report: ExportReport) -> None:
         "dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/"
     )
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
-    shown = {_bits(m.bits, m.block_size) for kind in kinds for m in kind.matrices.values()}
-    table.add_row(
-        "experts", str(experts), ", ".join(sorted(shown)), format_bytes(report.expert_bytes), "experts/layer_*/"
-    )
+    blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
+    shown = _bits(*manifest.expert_bits) + (f", blocks of {', '.join(map(str, blocks))}" if blocks else "")
+    table.add_row("experts", str(experts), shown, format_bytes(report.expert_bytes), "experts/layer_*/")
     rest = report.total_bytes - report.dense_bytes - report.expert_bytes
     table.add_row("graphs, tokenizer, manifest", "", "", format_bytes(rest), "")
     table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
@@ -202,6 +226,5 @@ def print_summary(console: Console, report: ExportReport) -> None:
         console.print(f"note: {note}", highlight=False)
 
 
-def _bits(bits: int, block_size: int = 0) -> str:
-    blocks = f", blocks of {block_size}" if block_size else ""
-    return "float32" if bits == 32 else f"int{bits}{blocks}"
+def _bits(*bits: int) -> str:
+    return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"

@@ -21,7 +21,7 @@ import onnx
 
 from lesonnx import __version__
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
-from lesonnx.manifest import Manifest, Part, State
+from lesonnx.manifest import Manifest, Part, State, Twins
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.calibrated import DIRECTORY as CALIBRATION_DIRECTORY
 from lesonnx_export.calibrated import Calibrated, Text, calibrate, check_calibration, choose, read_text
@@ -41,6 +41,8 @@ from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.sources import Sources
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, write_twins
 from lesonnx_export.workers import run_tasks as run_on_processes
 
 # What an export is asked with and answers with, beside its own names.
@@ -155,7 +157,9 @@ def _export(plan: ExportPlan, text: Text | None, work: Work) -> ExportReport:
     losses = _write_experts(plan, calibrated, work)
     shutil.rmtree(partial / CALIBRATION_DIRECTORY, ignore_errors=True)
     write_stages(plan, partial)
-    manifest = make_manifest(plan, options, dense, tokenizer, calibrated.record(losses) if calibrated else None)
+    record = calibrated.record(losses) if calibrated else None
+    twins = write_all_twins(plan, options, partial, progress, Weights(plan.checkpoint))
+    manifest = make_manifest(plan, options, dense, tokenizer, record, twins)
     if options.kv_bits == 8:
         manifest = quantize_kv(partial, journal, progress, manifest)
         if tokenizer is None:
@@ -241,6 +245,22 @@ def save_part(built: BuiltPart, partial: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
+def write_all_twins(
+    plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress, weights: Weights
+) -> Twins | None:
+    """Twins for accelerators, where they were asked for; every run makes them anew, they take little beside experts."""
+    twins = options.twins(plan.architecture.max_position_embeddings)
+    if twins is None:
+        return None
+    progress("twins", 0)
+    store = TwinStore(partial / "dense" / TwinStore.location)
+    try:
+        builder = TwinBuilder(plan.architecture, weights, store, options.precision, twins)
+        return write_twins(builder, partial, lambda num_bytes: progress("twins", num_bytes))
+    finally:
+        store.close()
+
+
 def _write_experts(plan: ExportPlan, calibrated: Calibrated | None, work: Work) -> dict[int, float | None]:
     """Write the packs that the journal does not hold; gives the expected loss by layer where there is calibration."""
     partial, journal, progress = work.partial, work.journal, work.progress
@@ -314,6 +334,8 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions, text: Text | None) ->
         "drafter": plan.drafter and plan.drafter.config.values,
         "files": files,
         "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
+        "target": options.target,
+        "twins": repr(options.twins(plan.architecture.max_position_embeddings)),
         "precisions": [options.precisions, options.experts_target_size, text and text.sha256],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
+from lesonnx_export.blas import on_one_thread
 from lesonnx_export.compensate import expected_loss, quantize_expert
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.expert import PACK_NAME, ExpertModel, expert_bytes
@@ -142,7 +143,8 @@ def write_packs(
     """
     open_tasks: dict[int, int] = {}
     losses: dict[int, list[float]] = {}
-    with closing(run_tasks(_open_sources, sources, _tasks(root, plans, open_tasks))) as done:
+    tasks = _tasks(root, plans, open_tasks)
+    with on_one_thread(), closing(run_tasks(_open_sources, sources, tasks)) as done:
         for task, written in done:
             progress(written.num_bytes)
             layer_idx = task.plan.layer_idx

@@ -28,6 +28,8 @@ from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan
 from lesonnx_export.segments import PartBuilder
 from lesonnx_export.sources import read_expert
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, TwinOptions
 
 KvBits = Literal[8, 16, 32]
 # In place of a calibration file: Python's own help topics, there in every installation.
@@ -54,14 +56,14 @@ class ExportOptions:
 
     ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
     is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
+    ``drafter`` is the checkpoint directory of a DSpark drafter, which the bundle will then hold too.
+    ``accelerate``: dense parts come once more as twins for accelerators, over caches of ``twin_capacity_tokens``.
 
     ``experts_target_size`` lets calibration choose bits and blocks layer by layer, for experts of that share of the
     bytes of uniform 4 bits at ``block_size``. ``calibration`` is the text for that, a UTF-8 file or ``TOPICS``; with it
     alone, experts are quantized to ``bits`` for what they do on that text. ``precisions`` states that of every MoE
     layer instead of ``bits``, in their order. In ``calibration_directory`` is kept what calibration found, and taken
     from there: several exports of a checkpoint then calibrate once.
-
-    ``drafter`` is the checkpoint directory of a DSpark drafter, which the bundle will then hold too.
     """
 
     bits: Bits = BASELINE_BITS
@@ -72,6 +74,9 @@ class ExportOptions:
     operators: Operators | None = None
     drafter: Path | None = None
     prefill_chunk_tokens: int = 512
+    accelerate: Literal["dense"] | None = None
+    twin_capacity_tokens: int = 2048
+    twin_bits: Literal[16, 32] = 16
     experts_target_size: float | None = None
     calibration: Path | Literal["topics"] | None = None
     calibration_directory: Path | None = None
@@ -98,6 +103,15 @@ class ExportOptions:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
         return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
 
+    def twins(self, max_position_embeddings: int) -> TwinOptions | None:
+        """What twins there are to be, of a model of that context; None without ``accelerate``."""
+        if self.accelerate is None:
+            return None
+        if self.kv_bits == 8:
+            raise InputError("--accelerate dense does not go with --kv-bits 8: twins read float32 or float16 caches")
+        capacity = min(self.twin_capacity_tokens, max_position_embeddings)
+        return TwinOptions(self.target, capacity, min(self.prefill_chunk_tokens, capacity), self.twin_bits)
+
 
 @dataclass
 class ExportPlan:
@@ -109,6 +123,7 @@ class ExportPlan:
     layers: list[LayerPlan]
     kinds: list[ExpertKind]
     dense_bytes: int
+    twin_bytes: int
     part_ends: list[int]
     states: list[State]
     skipped: dict[str, str]
@@ -123,7 +138,7 @@ class ExportPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.expert_bytes
+        return self.dense_bytes + self.twin_bytes + self.expert_bytes
 
 
 def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
@@ -161,6 +176,9 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
         states += built.states
+    twin_store = TwinStore(None)
+    if twins := options.twins(architecture.max_position_embeddings):
+        TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
@@ -189,6 +207,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         layers=layers,
         kinds=kinds,
         dense_bytes=store.end_bytes,
+        twin_bytes=twin_store.end_bytes,
         part_ends=part_ends,
         states=states,
         skipped=skipped,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
+from lesonnx_export.blas import on_one_thread
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertTensors
@@ -31,6 +32,8 @@ class Sources:
     statistics: Path | None = None
 
     def open(self) -> ExpertReader:
+        """What a task begins with. As many of these work at once as there are cores, each on one thread."""
+        on_one_thread()
         return ExpertReader(self)
 
 

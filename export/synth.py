@@ -21,7 +21,7 @@ from lesonnx_export.cli import print_summary
 from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, expert_bytes
-from lesonnx_export.exporter import finish, quantize_kv, write_parts, write_stages
+from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_parts, write_stages
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, write_models
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
@@ -109,7 +109,8 @@ def write_synthetic(
         for layer in plan.layers:
             progress("experts", _write_layer(plan, layer, weights, bundle))
         write_stages(plan, bundle)
-        manifest = make_manifest(plan, options, dense, None)
+        twins = write_all_twins(plan, options, bundle, progress, weights)
+        manifest = make_manifest(plan, options, dense, None, twins=twins)
         if options.kv_bits == 8:
             manifest = quantize_kv(bundle, journal, progress, manifest)
         manifest = manifest.model_copy(update={"producer": f"{manifest.producer}, synthetic {shape}: random weights"})
@@ -150,6 +151,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
     show_default=True,
     help="Of recurrences.",
 )
+@click.option("--accelerate", type=click.Choice(["dense"]), help="With twins of dense parts.")
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
 def synth(
@@ -159,6 +161,7 @@ def synth(
     dense_bits: str,
     kv_bits: str,
     operators: str,
+    accelerate: str | None,
     num_experts_per_tok: int | None,
     num_hidden_layers: int | None,
 ) -> None:
@@ -168,6 +171,7 @@ def synth(
         dense_bits=int(dense_bits),  # type: ignore[arg-type]
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
+        accelerate=accelerate,  # type: ignore[arg-type]
     )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
+from lesonnx_export.blas import on_one_thread
 from lesonnx_export.compensate import expected_loss, quantize_expert
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.precision import HALVES, Group, GroupLosses
@@ -21,7 +22,9 @@ from lesonnx_export.sources import ExpertReader, Sources
 from lesonnx_export.statistics import LayerStatistics, StatisticsDirectory
 
 # Routed experts of a layer that are tried: their sum is scaled up by the tokens that the others saw.
-SAMPLED_EXPERTS = 16
+SAMPLED_EXPERTS = 8
+# Rows of an expert on which its losses are judged, on average; it is quantized for all that it read.
+JUDGED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def weigh(
             group.half_kind(half, precision) for half in range(len(HALVES)) for precision in group.precisions(half)
         ]
         tasks += [_Task(place, group.layer_idx, expert_idx, kinds) for expert_idx in chosen]
-    with closing(run_tasks(_open_sources, sources, iter(tasks))) as done:
+    with on_one_thread(), closing(run_tasks(_open_sources, sources, iter(tasks))) as done:
         for task, losses in done:
             found[task.place][task.expert_idx] = losses
             progress(1)
@@ -103,8 +106,23 @@ def _weigh_expert(reader: ExpertReader, task: _Task) -> list[float]:
         raise LesonnxError(f"layer {task.layer_idx} has no statistics")
     tensors = reader.tensors(task.layer_idx, task.expert_idx)
     name = f"layer {task.layer_idx} expert {'shared' if task.expert_idx is None else task.expert_idx}"
+    judged = _thinned(statistics, task.expert_idx)
     losses = []
     for kind in task.kinds:
         quantized = quantize_expert(kind, tensors, statistics, task.expert_idx, name)
-        losses.append(expected_loss(kind, tensors, quantized, statistics, task.expert_idx))
+        losses.append(expected_loss(kind, tensors, quantized, judged, task.expert_idx))
     return losses
+
+
+def _thinned(statistics: LayerStatistics, expert_idx: int | None) -> LayerStatistics:
+    """Every so-manieth token of a layer's statistics, so that the expert has about `JUDGED_ROWS` rows."""
+    num_rows = statistics.num_tokens if expert_idx is None else int(statistics.expert_tokens[expert_idx])
+    step = max(1, num_rows // JUDGED_ROWS)
+    shared = statistics.shared_weights
+    return replace(
+        statistics,
+        inputs=statistics.inputs[::step],
+        topk_ids=statistics.topk_ids[::step],
+        topk_weights=statistics.topk_weights[::step],
+        shared_weights=None if shared is None else shared[::step],
+    )

@@ -35,6 +35,7 @@ EXTRAS = {
     "onnx": "export",
     "safetensors": "export",
     "ml_dtypes": "export",
+    "threadpoolctl": "export",
     "matplotlib": "plot",
     "optimum": "optimum",
     "distributed": "dask",

@@ -24,6 +24,7 @@ from pydantic import (
 
 from lesonnx.drafter_wiring import check_drafter
 from lesonnx.errors import BundleError, InputError
+from lesonnx.twin_wiring import check_twins
 from lesonnx.wiring import check_wiring
 
 FORMAT_VERSION = 1
@@ -259,6 +260,62 @@ class State(Strict):
         return [] if self.replay is None else list(self.replay.rows.values())
 
 
+class Selection(Strict):
+    """A segment's router after its logits, for the CPU provider: what its twins end at -> what the segment gives."""
+
+    part: str
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Positions(Strict):
+    """What all twins of a step take beside activations and caches, for the CPU provider; run once a step."""
+
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Twin(Strict):
+    """A part once more, with fixed shapes, of operators that accelerators take; for steps of exactly ``rows`` tokens.
+
+    All sizes of its inputs and outputs are numbers. ``providers`` in order of preference; no target, no use there.
+    """
+
+    part: str
+    rows: Count
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+    providers: dict[Target, list[Provider]] = {}
+
+
+class Twins(Strict):
+    """Twins of segments and head, and what they need; see docs/bundle.md.
+
+    ``capacity_tokens`` is the capacity of attention caches that twins take. Twins round otherwise than their parts:
+    results of a step depend on which of them it used, so bits are not the same over step widths.
+    """
+
+    capacity_tokens: Count
+    float_bits: Literal[16, 32]
+    exact_over_widths: Literal[False] = False
+    data: BundlePath
+    positions: Positions
+    selections: list[Selection]
+    parts: Annotated[list[Twin], Field(min_length=1)]
+
+    @property
+    def helpers(self) -> list[Positions | Selection]:
+        """What runs on the CPU provider beside twins."""
+        return [self.positions, *self.selections]
+
+    def of(self, part: str, rows: int) -> Twin | None:
+        """A part's twin for steps of that many tokens."""
+        return next((twin for twin in self.parts if (twin.part, twin.rows) == (part, rows)), None)
+
+
 class Drafter(Strict):
     """A block drafter trained for the model, and its parts; see docs/bundle.md.
 
@@ -418,12 +475,15 @@ class Manifest(Strict):
     expert_kinds: list[ExpertKind]
     expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
+    twins: Twins | None = None
     drafter: Drafter | None = None
     skipped_tensors: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
     def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = handler(self)
+        if self.twins is None:
+            del document["twins"]
         if self.drafter is None:
             del document["drafter"]
         return document
@@ -451,6 +511,8 @@ class Manifest(Strict):
         if calibration and [c.layer_idx for c in calibration.layers] != [e.layer_idx for e in self.expert_layers]:
             raise ValueError("quantization.calibration.layers are not the layers of expert_layers")
         check_wiring(self)
+        if self.twins is not None:
+            check_twins(self, self.twins)
         if self.drafter is not None:
             check_drafter(self, self.drafter)
         return self

@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = "tests/data/checkpoints"
+TWINS: dict[str, Any] = {"accelerate": "dense", "prefill_chunk_tokens": 8, "twin_capacity_tokens": 48}
 # Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits, blocks
 # of several sizes, matrices of one expert that differ, experts of one page and of more.
 MIXED = [
@@ -40,8 +41,13 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss-float": (f"{CHECKPOINTS}/gpt_oss", {"bits": 32}),
     "gemma4_text-float": (f"{CHECKPOINTS}/gemma4_text", {"bits": 32}),
     "smallthinker-float": (f"{CHECKPOINTS}/smallthinker", {"bits": 32}),
-    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED}),
-    "sample-mixed": ("lesonnx/sample", {"experts_target_size": 0.733}),
+    # The prompt is two chunks that have twins and a rest; generation goes on beyond what twins' caches hold.
+    "qwen3_moe-twins-ios-float": (f"{CHECKPOINTS}/qwen3_moe", {"bits": 32, "target": "ios"} | TWINS),
+    "qwen2_moe-twins-android-int4": (
+        f"{CHECKPOINTS}/qwen2_moe",
+        {"bits": 4, "dense_bits": 8, "target": "android", "twin_bits": 32} | TWINS,
+    ),
+    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
     "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
     "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
 }
@@ -101,9 +107,14 @@ def precisions_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_case(
-    bundle: Path, engine: str, prompt: str | list[int], sampling: dict[str, Any] | None, rewinds: bool = False
+    bundle: Path,
+    engine: str,
+    prompt: str | list[int],
+    sampling: dict[str, Any] | None,
+    rewinds: bool = False,
+    accelerate: str = "off",
 ) -> dict[str, Any]:
-    """Tokens and logits of one generation, step by step.
+    """Tokens and logits of one generation, step by step; with ``accelerate`` "cpu" by twins on the CPU provider.
 
     With ``rewinds`` a step of ``step_ids`` follows the prompt and is taken back but for its first ``kept_tokens``. The
     generation goes on from there: the first logits are the step's, of the last row that stays.
@@ -113,7 +124,7 @@ def run_case(
     import lesonnx
     from lesonnx.sampling import Sampler, SamplingOptions
 
-    with lesonnx.load(bundle, engine=engine, num_threads=NUM_THREADS) as model:
+    with lesonnx.load(bundle, engine=engine, num_threads=NUM_THREADS, accelerate=accelerate) as model:
         prompt_ids = model.encode(prompt)
         sampler = Sampler(SamplingOptions(**(sampling or {})))
         sampler.accept_all(prompt_ids)
@@ -237,6 +248,15 @@ def write_references(out: Path) -> None:
             for engine in ("kernel", "session")
             for kind, sampling in (("greedy", None), ("sampled", SAMPLED))
         ]
+        if bundle.manifest.twins is not None:
+            # The same generations by twins: their tokens and logits are others where twins ran.
+            twins: dict[str, Any] = {"accelerate": "cpu"}
+            by_twins = [
+                write_case(stem, "twins-greedy", run_case(bundle.directory, "kernel", prompt, None, **twins)),
+                write_case(stem, "twins-rewind", run_case(bundle.directory, "kernel", prompt, None, True, **twins)),
+            ]
+        else:
+            by_twins = []
         rewind = write_case(stem, "rewind-kernel", run_case(bundle.directory, "kernel", prompt, None, rewinds=True))
         document = {
             "onnxruntime": version,
@@ -250,6 +270,7 @@ def write_references(out: Path) -> None:
             },
             "cases": cases,
             "rewinds": [rewind],
+            **({"twins": by_twins} if by_twins else {}),
             **({"drafter": run_drafts(bundle.directory, PROMPT)} if bundle.manifest.drafter else {}),
             "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
             if tokenizer

@@ -14,6 +14,7 @@ BENCHMARKS = {
     "lookahead": "lesonnx.bench.lookahead:lookahead",
     "precision": "lesonnx_export.precision_curve:precision",
     "prefill": "lesonnx.bench.prefill:prefill",
+    "speculate": "lesonnx.bench.speculate:speculate",
     "synth": "lesonnx_export.synth:synth",
 }
 

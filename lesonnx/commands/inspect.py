@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -22,6 +22,7 @@ from lesonnx.step_states import StepStates
 
 if TYPE_CHECKING:
     from lesonnx.bench.load import LoadCost
+    from lesonnx.usability import Report
 
 # Loads of each kind of expert that ``--loads`` times on each engine.
 LOADS_A_KIND = 16
@@ -34,6 +35,9 @@ LOADS_A_KIND = 16
 @click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
 @click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
+@click.option(
+    "--target", type=click.Choice(["ios", "android"]), help="Say what CoreML or NNAPI would take of it, part by part."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(
     bundle: Path | None,
@@ -42,11 +46,12 @@ def inspect(
     shape: str | None,
     bits: str,
     memory: int | None,
+    target: Literal["ios", "android"] | None,
     as_json: bool,
 ) -> None:
     """Show the model, parts, states and bytes of the bundle BUNDLE."""
     if shape is not None:
-        if bundle is not None or verify or loads:
+        if bundle is not None or verify or loads or target:
             raise click.UsageError("--shape needs no bundle: give one of both")
         from lesonnx_export.sizes import print_sizes
 
@@ -57,6 +62,11 @@ def inspect(
     if memory is not None:
         raise click.UsageError("--memory goes with --shape")
     opened = Bundle(bundle)
+    if target is not None:
+        from lesonnx.usability import check_bundle
+
+        _print_usability(check_bundle(opened, target), as_json)
+        return
     verified = _verify(opened, quiet=as_json) if verify else None
     costs = _measure_loads(opened) if loads else None
     if as_json:
@@ -69,6 +79,30 @@ def inspect(
     _print_loads(console, opened, costs)
     if verified is not None:
         console.print(f"checksums: all {verified} files are as exported")
+
+
+def _print_usability(report: Report, as_json: bool) -> None:
+    """Parts that read alike but for their layer are one row; the verdict is the last line."""
+    from lesonnx.usability import WHY_NOT_EXPERTS
+
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for part in report.parts:
+        name = re.sub(r"_\d{3}", "_<layer>", part.name)
+        runs_on = part.provider.removesuffix("ExecutionProvider")
+        breaks = ", ".join(blocker.rpartition(":")[2] for blocker in part.blockers if blocker != WHY_NOT_EXPERTS)
+        key = (name, runs_on, f"{part.supported} of {part.nodes}", str(part.partitions), breaks)
+        rows.setdefault(key, []).append(part.name)
+    table = Table("part", "runs on", "taken", "pieces", title=f"What {report.checked} would take", title_justify="left")
+    table.add_column("what breaks it", overflow="fold")
+    for (name, *cells), names in rows.items():
+        table.add_row(names[0] if len(names) == 1 else f"{name} ({len(names)})", *cells)
+    console = Console()
+    console.print(table)
+    for line in (WHY_NOT_EXPERTS, report.verdict):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _verify(bundle: Bundle, quiet: bool) -> int:
@@ -100,6 +134,7 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
         "dense_bytes": dense_bytes(bundle),
+        "twin_bytes": twin_bytes(bundle),
         "expert_bytes": bundle.expert_bytes,
         "layers": [
             {
@@ -164,7 +199,14 @@ def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
-    return sum(path.stat().st_size for directory in directories for path in directory.iterdir())
+    return sum(path.stat().st_size for directory in directories for path in directory.iterdir()) - twin_bytes(bundle)
+
+
+def twin_bytes(bundle: Bundle) -> int:
+    """Bytes of twins and what goes with them; 0 without."""
+    twins = bundle.manifest.twins
+    paths = {twins.data, *(model.path for model in (*twins.helpers, *twins.parts))} if twins else set()
+    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def state_bytes_per_token(bundle: Bundle) -> int:
@@ -197,7 +239,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
-        "dense parts": format_bytes(dense_bytes(bundle)),
+        "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
         f" one token's demand {format_bytes(bundle.token_demand_bytes)}",
     }
@@ -206,6 +248,15 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _twins(bundle: Bundle) -> str:
+    twins = bundle.manifest.twins
+    if twins is None:
+        return ""
+    rows = ", ".join(map(str, sorted({twin.rows for twin in twins.parts})))
+    shown = f"{format_bytes(twin_bytes(bundle))} in float{twins.float_bits}"
+    return f"; twins {shown}, for steps of {rows} tokens over caches of {twins.capacity_tokens}"
 
 
 def _calibrated(bundle: Bundle, calibration: Calibration) -> str:
