@@ -65,6 +65,8 @@ class Evaluator:
             raise InputError(f"{self.bundle.bundle.directory}: has no tokenizer, so texts and tasks mean nothing to it")
         self.tokenizer: Tokenizer = self.bundle.tokenizer
         check_vocabularies(self.bundle, self.reference)
+        if self.reference is not None and self.reference.tokenizer is not None:
+            _check_tokens(self.bundle, self.tokenizer, self.reference, self.reference.tokenizer)
         models = [self.bundle, self.reference] if self.reference else [self.bundle]
         self.max_tokens = min(model.bundle.manifest.model.max_position_embeddings for model in models)
 
@@ -152,6 +154,19 @@ class Evaluator:
         path = files.json_path if files else None
         content = self.bundle.bundle.file(path).read_bytes() if path else b""
         return f"{task.digest} {hashlib.sha256(content).hexdigest()} {self.max_tokens}"
+
+
+def _check_tokens(bundle: Model, ours: Tokenizer, reference: Model, theirs: Tokenizer) -> None:
+    """InputError where an id is another token to the reference: the sizes alone would not tell."""
+    found, expected = theirs.vocabulary(), ours.vocabulary()
+    differing = sorted(found.items() ^ expected.items(), key=lambda entry: entry[1])
+    if differing:
+        token_id = differing[0][1]
+        names = [tokenizer.token_name(token_id) for tokenizer in (theirs, ours)]
+        raise InputError(
+            f"{reference.bundle.directory}: token {token_id} is {names[0]!r} there,"
+            f" {names[1]!r} in {bundle.bundle.directory}; only models of one vocabulary can be compared"
+        )
 
 
 def open_evaluator(
