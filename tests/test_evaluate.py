@@ -95,6 +95,26 @@ def test_what_kl_refuses(bundle_of: BundleFactory, monkeypatch: pytest.MonkeyPat
             sum_windows(bundle, None, [[1, 2]])
 
 
+def test_windows_are_spread_over_the_text(sample_bundle: Path) -> None:
+    evaluator = open_evaluator(Bundle(sample_bundle), None)
+    text = "".join(f"verse {number} {SCRIPTURE}\n" for number in range(400))
+    ids = evaluator.tokenizer.encode(text, add_special_tokens=False)
+    everything = evaluator.text_windows(text, None)
+    assert [token for window in everything for token in window] == ids
+    assert {len(window) for window in everything[:-1]} == {512}
+    some = evaluator.text_windows(text, 5 * 512)
+    assert [len(window) for window in some] == [512] * 5
+    texts = [evaluator.tokenizer.decode(window) for window in some]
+    assert all(found in text for found in texts)
+    places = [text.index(found) for found in texts]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert places[-1] > 0.7 * len(text)
+    assert evaluator.text_windows(SCRIPTURE, 512) == [evaluator.tokenizer.encode(SCRIPTURE, add_special_tokens=False)]
+    assert len(evaluator.text_windows(text, 8000)) == 15
+    evaluator.close()
+
+
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import tokenizers
 from checkpoints import SAMPLE
 from conftest import Outcome
 from small_tokenizers import CORPUS, byte_level, sentencepiece_bpe, unigram
+from tokenizers import processors
 
 from lesonnx.errors import InputError
 from lesonnx.tokenizer import Tokenizer
@@ -150,6 +151,23 @@ def test_places_are_those_of_the_whole_text(make: Callable[[], tokenizers.Tokeni
                 assert not fits or start < 20 or make is not byte_level, (at, text)
     assert placed_items > 30
     assert left_out > 0
+
+
+def test_what_a_tokenizer_puts_behind_a_text_is_no_context() -> None:
+    inner = byte_level()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[(name, inner.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")],
+    )
+    tokenizer = Tokenizer(inner)
+    begin, end = tokenizer.token_id("<|im_start|>"), tokenizer.token_id("<|im_end|>")
+    ids, ends = tokenizer.encode_with_ends("The experts")
+    assert ids[0] == begin
+    assert end not in ids
+    assert (ends[0], ends[-1]) == (0, len("The experts"))
+    placed = place(Passage(text="The experts", items=[Item(at=11, choices=[" of", "!"], answer=0)]), tokenizer, 99)
+    assert placed.token_ids == ids
+    assert placed.items[0].choices[0] == tokenizer.encode_all([" of"])[0]
 
 
 def test_reasons_to_leave_an_item_out() -> None:
