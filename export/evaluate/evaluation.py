@@ -135,9 +135,9 @@ class Evaluator:
         passed = task.num_items - int(sizes.sum())
         for number, model in enumerate([self.bundle, self.reference] if self.reference else [self.bundle]):
             answers = self._answers(model, task, placed, progress)
-            ends = np.cumsum(sizes) - sizes
-            groups[:, 1 + 2 * number] = np.add.reduceat(answers.acc.astype(np.float64), ends)
-            groups[:, 2 + 2 * number] = np.add.reduceat(answers.acc_norm.astype(np.float64), ends)
+            begins = np.cumsum(sizes) - sizes
+            groups[:, 1 + 2 * number] = np.add.reduceat(answers.acc.astype(np.float64), begins)
+            groups[:, 2 + 2 * number] = np.add.reduceat(answers.acc_norm.astype(np.float64), begins)
             progress(passed)
         return TaskSums(groups, skipped)
 
