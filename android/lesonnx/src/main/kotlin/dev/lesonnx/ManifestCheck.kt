@@ -3,7 +3,7 @@ package dev.lesonnx
 /** What a manifest must say beyond its types; the checks of `lesonnx/manifest.py`, in its words. */
 internal class ManifestCheck(private val manifest: BundleManifest) {
     /** The first thing that is wrong, as `field: what`; null where nothing is. */
-    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + references()).firstOrNull()
+    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + references()).firstOrNull()
 
     private fun facts(): Sequence<String> = sequence {
         if (!VERSION.matches(manifest.onnxruntimeAtLeast)) {
@@ -118,6 +118,11 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         )) if (path != null) path("tokenizer.$key", path)
     }
 
+    private fun drafter(): Sequence<String> = sequence {
+        val drafter = manifest.drafter ?: return@sequence
+        yieldAll(DrafterCheck(manifest, drafter).ownProblems().map { "drafter.$it" })
+    }
+
     /** What one record says of another. */
     private fun references(): Sequence<String> = sequence {
         val parts = manifest.parts
@@ -157,6 +162,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
                 }
             }
         }
+        manifest.drafter?.let { yieldAll(DrafterCheck(manifest, it).fitProblems()) }
     }
 
     private suspend fun SequenceScope<String>.same(field: String, found: Int, expected: Int) {

@@ -6,19 +6,19 @@ import ai.onnxruntime.OnnxJavaType.INT64
 /**
  * The buffers of a step of [numRows] rows, and the parts bound to them. Made once a width, valid until a state moves.
  *
- * Owned by a runner, which closes it; owns the buffers. Not thread-safe.
+ * Owned by a runner, which closes it; owns the buffers, not their memory. Not thread-safe.
  */
 internal class Step(
-    private val manifest: BundleManifest,
+    memory: StepMemory,
     private val parts: DenseParts,
     private val states: LayerStates,
     private val numRows: Int,
     platform: Platform,
 ) : AutoCloseable {
-    val buffers = StepBuffers(manifest, numRows, platform)
+    val buffers = StepBuffers(memory, numRows)
     private val headArena = TensorArena(platform)
     private val rowsAt = headArena.plan(INT64, 1)
-    private val logitsAt = headArena.plan(FLOAT, 1, manifest.model.vocabSize.toLong())
+    private val logitsAt = headArena.plan(FLOAT, 1, memory.manifest.model.vocabSize.toLong())
 
     init {
         headArena.allocate()
@@ -49,8 +49,23 @@ internal class Step(
     fun bindHead(rows: Tensor, logits: Tensor): Binding = parts.bind(
         parts.head.name,
         inputs(parts.head, parts.segments.size) + ("logit_rows" to rows),
-        states.outputs(parts.head.name, numRows) + ("logits" to logits),
+        states.outputs(parts.head.name, numRows) + readOf(parts.head) + ("logits" to logits),
     )
+
+    private var draftHeads = arrayOfNulls<Binding>(2)
+    private var draftTensors = emptyList<Tensor>()
+
+    /** The head for every row, on the side of now, which writes to [room]. */
+    fun draftHead(room: DraftLogits): Binding = draftHeads[states.side] ?: run {
+        if (draftTensors.isEmpty()) draftTensors = listOf(room.rows(numRows), room.logits(numRows))
+        bindHead(draftTensors[0], draftTensors[1]).also { draftHeads[states.side] = it }
+    }
+
+    /** Whether the head gives what a drafter reads. */
+    val headIsRead: Boolean = readOf(parts.head).isNotEmpty()
+
+    /** The layer outputs of a part that a drafter reads. */
+    private fun readOf(part: Part): Map<String, Tensor> = part.outputs.mapNotNull { value -> buffers.layerOutputs[value.name]?.let { value.name to it } }.toMap()
 
     /** The tensors that a part reads; [place] counts the segments before it, but for a mixer, whose own is behind it. */
     private fun inputs(part: Part, place: Int): Map<String, Tensor> {
@@ -86,10 +101,11 @@ internal class Step(
             "shared_weights_out" to after.sharedWeights,
         )
         val given = part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
-        return given + states.outputs(part.name, numRows)
+        return given + states.outputs(part.name, numRows) + readOf(part)
     }
 
     override fun close() {
+        draftTensors.forEach(Tensor::close)
         headArena.close()
         buffers.close()
     }

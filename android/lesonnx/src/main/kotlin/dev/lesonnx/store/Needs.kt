@@ -6,7 +6,7 @@ import dev.lesonnx.Dtype
 import dev.lesonnx.FixedStates
 import dev.lesonnx.GROWTH_TOKENS
 import dev.lesonnx.State
-import dev.lesonnx.StepBuffers
+import dev.lesonnx.StepMemory
 
 /** What ONNX Runtime and the virtual machine take beside what is counted, as in the runner. */
 private const val SPARE_BYTES = 48L shl 20
@@ -22,7 +22,7 @@ internal fun needsOf(manifest: BundleManifest, files: Map<String, Long>): Needs 
         )
     }
     // dense.bin is the parts' external data: it lies beside them, and no part names it.
-    val denseDirectories = manifest.parts.map { it.path.substringBeforeLast('/', "") }.toSet()
+    val denseDirectories = manifest.allParts.map { it.path.substringBeforeLast('/', "") }.toSet()
     val stateOfToken = manifest.states.filter { it.isAttention }.sumOf(::bytesOfToken)
     val firstTokens = minOf(GROWTH_TOKENS, manifest.model.maxPositionEmbeddings)
     return Needs(
@@ -52,6 +52,6 @@ private fun bytesOfToken(state: State): Long {
 /** The arrays of a prefill chunk as the runner counts them, and the spare. */
 private fun bufferBytes(manifest: BundleManifest): Long {
     val chunk = manifest.prefillChunkTokens.toInt()
-    val arrays = 2 * StepBuffers.bytesFor(manifest, chunk) + chunk.toLong() * manifest.model.vocabSize / 8
+    val arrays = 2 * StepMemory.bytesFor(manifest, chunk) + chunk.toLong() * manifest.model.vocabSize / 8
     return arrays + FixedStates(manifest).workingBytes(chunk) + SPARE_BYTES
 }
