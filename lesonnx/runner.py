@@ -193,6 +193,8 @@ class Runner:
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
         self._layer_reader: LayerReader | None = None
+        # Whether steps with drafts may come: their buffers are then part of what the process takes.
+        self.takes_drafts = False
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -277,6 +279,10 @@ class Runner:
         chunk = self.prefill_chunk_tokens
         step_bytes = _StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
         buffers = 2 * step_bytes + chunk * self.bundle.manifest.model.vocab_size // 8
+        if self.takes_drafts:
+            vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
+            buffers += _StepBuffers.bytes_for(self.bundle, REWINDABLE_TOKENS, len(self._layer_idxs))
+            buffers += REWINDABLE_TOKENS * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -476,7 +482,7 @@ class Runner:
     # -- bindings ----------------------------------------------------------------------------------------------------
 
     def _buffers_for(self, num_rows: int) -> _StepBuffers:
-        """The arrays of this width. Widths of drafts share the memory of the widest; of others, only the last is kept."""
+        """The arrays of this width. Drafts share the memory of the widest; of others only the last is kept."""
         if num_rows not in self._buffers:
             if 1 < num_rows < REWINDABLE_TOKENS:
                 self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)

@@ -45,12 +45,13 @@ class Speculator:
     Owns the drafter and what was measured, which outlives a sequence; the runner is the caller's.
     """
 
-    def __init__(self, runner: Runner, drafter: Drafter) -> None:
+    def __init__(self, runner: Runner, drafter: Drafter, pricing: Pricing | None = None) -> None:
         self.runner = runner
         self.drafter = drafter
         if isinstance(drafter, LayerReader):
             runner.layer_reader = drafter
-        self.pricing = Pricing()
+        self.pricing = pricing or Pricing()
+        runner.takes_drafts = True
         self.counts = DraftCounts()
         self._sequence: list[int] = []
         self._sampler: Sampler | None = None
