@@ -69,12 +69,12 @@ internal class Runner(
     fun rewind(numTokens: Int) = states.rewind(numTokens) { name, inputs, outputs -> parts.bind(name, inputs, outputs).run() }
 
     /**
-     * How many tokens of the sequence, to which it can be rewound, a prompt begins with.
+     * How many tokens of the sequence, to which it can be rewound, a prompt begins with; at most [atMost].
      *
      * The prompt's last token never counts, since it must run.
      */
-    fun commonTokens(tokenIds: IntArray): Int {
-        val most = minOf(numTokens, tokenIds.size - 1)
+    fun commonTokens(tokenIds: IntArray, atMost: Int = numTokens): Int {
+        val most = minOf(numTokens, atMost, tokenIds.size - 1)
         var count = 0
         while (count < most && tokens[count] == tokenIds[count]) count++
         return states.reachable(count)
