@@ -100,7 +100,8 @@ class Model private constructor(
         return generation(encode(format.render(messages), addSpecialTokens = false), options, reuse = true)
     }
 
-    private fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
+    /** [reuse]: what the sequence begins with already is not computed again. */
+    internal fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
         checkPrompt(promptIds, bundle.manifest.model.vocabSize)
         val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
         if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
@@ -249,7 +250,13 @@ class Model private constructor(
         fun load(directory: Path, platform: Platform, options: LoadOptions = LoadOptions()): Model = load(Bundle(directory), platform, options)
 
         /** The same from a bundle that is open already. */
-        fun load(bundle: Bundle, platform: Platform, options: LoadOptions = LoadOptions()): Model {
+        fun load(bundle: Bundle, platform: Platform, options: LoadOptions = LoadOptions()): Model =
+            load(bundle, platform, options) { runner, numThreads ->
+                makeDrafter(options.draft, bundle, options.draftModel, platform, options.engine, numThreads)?.let { Speculator(runner, it) }
+            }
+
+        /** The same with the speculator that [speculate] makes for the runner. */
+        internal fun load(bundle: Bundle, platform: Platform, options: LoadOptions, speculate: (Runner, numThreads: Int) -> Speculator?): Model {
             options.check()
             val config = options.schedulerConfig()
             val budget = options.expertBudgetBytes ?: bundle.expertBytes
@@ -264,8 +271,7 @@ class Model private constructor(
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 // Before the memory is bounded: a draft model takes its part of it.
-                val drafter = makeDrafter(options.draft, bundle, options.draftModel, platform, options.engine, numThreads)
-                val speculator = drafter?.let { Speculator(runner, it) }
+                val speculator = speculate(runner, numThreads)
                 closeOnError(speculator) {
                     options.memoryBudgetBytes?.let { runner.boundMemory(it, drafts = speculator != null) }
                     val tokenizer = platform.openTokenizer(bundle)

@@ -104,6 +104,26 @@ internal class BundleManifestTest {
     }
 
     @Test
+    fun `a drafter fits its model`() {
+        val whole = Json.parseToJsonElement(Files.readString(TestData.mobile.resolve("bundles/sample-dspark-int4/manifest.json")))
+        val parts = whole.jsonObject.getValue("drafter").jsonObject.getValue("parts").jsonArray
+        val at = parts.map { it.jsonObject.getValue("role").toString().trim('"') }
+        fun says(expected: String, value: JsonElement?, vararg path: Any) =
+            assertSays(expected, problem(whole.with(listOf("drafter") + path, value).toString()))
+        says("drafter.block_size: 0, expected 1 to 256", JsonPrimitive(0), "block_size")
+        says("drafter.kind", JsonPrimitive("medusa"), "kind")
+        says("drafter.target_layer_ids: empty", JsonArray(emptyList()), "target_layer_ids")
+        says("drafter.parts.0.path: path '../x' must be relative", JsonPrimitive("../x"), "parts", 0, "path")
+        says("drafter: mask_token_id is 2048, expected less than 2048", JsonPrimitive(2048), "mask_token_id")
+        says("names layer 77, whose output no part gives", JsonPrimitive(77), "target_layer_ids", 0)
+        says("drafter: target_layer_ids names a layer twice", JsonPrimitive(2), "target_layer_ids", 0)
+        says("the drafter has exactly one part of each role: drafter_context, drafter_block, drafter_markov", JsonArray(parts.drop(1)), "parts")
+        says("part '", JsonPrimitive("colour"), "parts", at.indexOf("drafter_markov"), "inputs", 0, "name")
+        says("expected int64 [1, 'T']", JsonPrimitive("float32"), "parts", at.indexOf("drafter_context"), "inputs", 1, "dtype")
+        says("is not [1, 'T', size]", JsonPrimitive("T"), "parts", at.indexOf("drafter_context"), "outputs", 0, "shape", 2)
+    }
+
+    @Test
     fun `paths stay inside`() {
         val paths = listOf("../embed.onnx", "/tmp/x.pack", "C:x.pack", "a\\b", "", "a/../../b", "a\u0000b")
         for (path in paths) {

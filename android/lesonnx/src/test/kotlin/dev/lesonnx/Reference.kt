@@ -24,8 +24,23 @@ internal class Reference(
     @SerialName("expert_budget_bytes") val expertBudgetBytes: Map<String, Long>,
     val cases: List<Case>,
     val rewinds: List<Case>,
+    val drafter: Drafts? = null,
     val tokenizer: List<Tokenized> = emptyList(),
 ) {
+    /** Greedy drafts of the bundle's own drafter, pass by pass, and whole blocks that it drew before each. */
+    @Serializable
+    class Drafts(
+        @SerialName("prompt_ids") val promptIds: List<Int>,
+        @SerialName("draft_tokens") val draftTokens: Int,
+        val passes: List<Pass>,
+        @SerialName("token_ids") val tokenIds: List<Int>,
+        val sampling: Sampling,
+        val sampled: List<List<Int>>,
+    ) {
+        @Serializable
+        class Pass(val drafted: List<Int>, val confidence: List<Int>, val accepted: Int)
+    }
+
     @Serializable
     class Case(
         val name: String,
@@ -48,8 +63,7 @@ internal class Reference(
             Array(logitsShape[0]) { IntArray(logitsShape[1]).also(ints::get) }
         }
 
-        val samplingOptions: SamplingOptions
-            get() = sampling?.run { SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed) } ?: SamplingOptions()
+        val samplingOptions: SamplingOptions get() = sampling?.options ?: SamplingOptions()
     }
 
     @Serializable
@@ -60,7 +74,9 @@ internal class Reference(
         @SerialName("min_p") val minP: Double,
         @SerialName("repetition_penalty") val repetitionPenalty: Double,
         val seed: ULong,
-    )
+    ) {
+        val options: SamplingOptions get() = SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed)
+    }
 
     @Serializable
     class Tokenized(val text: String, val ids: List<Int>)
@@ -75,6 +91,7 @@ internal class Reference(
             listOf(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
+                "sample-dspark-float", "sample-dspark-int4",
             ).filter(::runsHere)
         }
 

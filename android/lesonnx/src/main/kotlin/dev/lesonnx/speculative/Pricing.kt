@@ -11,7 +11,7 @@ import dev.lesonnx.ONE
  * [passed] when the pass is over; [judge] what became of drafts. Integers and no clock: the host says what passes took, so the golden
  * vectors replay on every host; `docs/speculation.md` states the arithmetic. Not thread-safe, owned by a speculator.
  */
-internal class Pricing {
+internal open class Pricing {
     val acceptance = Acceptance()
     val times = PassTimes()
     private var meanDraftUs = 0L
@@ -22,14 +22,14 @@ internal class Pricing {
     private var isProbe = false
 
     /** Whether a length above 0 is possible at all: else nothing that it would be chosen by need be found out. */
-    val mayDraft: Boolean
+    open val mayDraft: Boolean
         get() = times.isKnown && sincePlain < PLAIN_AGAIN_PASSES && debtUs <= SLACK_PASSES * times.passUs(1)
 
     /**
      * How many tokens to have drafted, at most [most]; 0: the drafter is not asked. [newBytes]: what each of [most] + 1 rows is
      * expected to add to what is read; empty where that is not known.
      */
-    fun ask(most: Int, isFree: Boolean, newBytes: LongArray): Int {
+    open fun ask(most: Int, isFree: Boolean, newBytes: LongArray): Int {
         isProbe = false
         if (isFree || most < 1) return most
         return longest(Offer(most, null, newBytes, expectedDraftUs(), inOrder = false))
@@ -41,7 +41,7 @@ internal class Pricing {
      * [isDrawn]: the tokens were drawn, so the choice may not depend on what comes behind the slot it is about, or the target's
      * distribution would be lost: it stops at the first drop.
      */
-    fun choose(drafted: Int, confidence: IntArray?, isFree: Boolean, isDrawn: Boolean, newBytes: LongArray): Int {
+    open fun choose(drafted: Int, confidence: IntArray?, isFree: Boolean, isDrawn: Boolean, newBytes: LongArray): Int {
         if (drafted < 1) return 0
         val offer = Offer(drafted, confidence, newBytes, draftUs = 0, inOrder = isDrawn)
         return if (isFree) longest(offer) else best(offer, least = if (isProbe) 1 else 0)

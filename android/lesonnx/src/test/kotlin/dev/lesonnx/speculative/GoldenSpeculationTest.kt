@@ -14,11 +14,9 @@ import kotlinx.serialization.json.JsonNull
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.boolean
 import kotlinx.serialization.json.double
-import kotlinx.serialization.json.int
 import kotlinx.serialization.json.jsonArray
 import kotlinx.serialization.json.jsonObject
 import kotlinx.serialization.json.jsonPrimitive
-import kotlinx.serialization.json.long
 import org.junit.jupiter.api.Test
 
 /** The Kotlin speculator proposes, draws, verifies and prices as the Python one wrote down, number by number. */
@@ -153,7 +151,7 @@ internal class GoldenSpeculationTest {
 
         fun longs(json: JsonElement): LongArray = json.jsonArray.map { it.long }.toLongArray()
 
-        val JsonElement.int: Int get() = jsonPrimitive.int
-        val JsonElement.long: Long get() = jsonPrimitive.long
+        val JsonElement.int: Int get() = jsonPrimitive.content.toInt()
+        val JsonElement.long: Long get() = jsonPrimitive.content.toLong()
     }
 }
