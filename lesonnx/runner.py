@@ -192,9 +192,9 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
-        self._layer_reader: LayerReader | None = None
         # Whether steps with drafts may come: their buffers are then part of what the process takes.
         self.takes_drafts = False
+        self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
         options = ort.session_options(optimise=True, num_threads=num_threads)
@@ -277,12 +277,13 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        step_bytes = _StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
-        buffers = 2 * step_bytes + chunk * self.bundle.manifest.model.vocab_size // 8
+        layers_read = len(self._layer_idxs)
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
         if self.takes_drafts:
             vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
-            buffers += _StepBuffers.bytes_for(self.bundle, REWINDABLE_TOKENS, len(self._layer_idxs))
-            buffers += REWINDABLE_TOKENS * vocab_bytes
+            rows = REWINDABLE_TOKENS
+            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))

@@ -1,4 +1,4 @@
-"""Drafting as a whole: the tokens, ends, states and averages of plain decoding, whoever drafts and whatever is right."""
+"""Drafting as a whole: tokens, ends, states and averages of plain decoding, whoever drafts and whatever is right."""
 
 from __future__ import annotations
 

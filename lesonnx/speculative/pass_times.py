@@ -7,6 +7,7 @@ thread-safe, owned by `Pricing`; ``docs/speculation.md`` states the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from lesonnx.step_states import REWINDABLE_TOKENS
 
@@ -48,6 +49,7 @@ class PassTimes:
         self._one = _Recent()
         self._ratios: dict[int, _Recent] = {}
         self._table = [RATIO_ONE] * (REWINDABLE_TOKENS + 1)
+        self._least = list(self._table)
         self._tabulate()
         # Fading sums over passes of one row: their number, their waiting, what they read.
         self._passes = 0
@@ -89,6 +91,10 @@ class PassTimes:
         stall_us = extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
         return compute_us + self._mean_stall_us() + stall_us
 
+    def least_us(self, rows: int) -> int:
+        """The least that a pass of ``rows`` or more is expected to take."""
+        return self._one.median * self._least[rows] // RATIO_ONE + self._mean_stall_us()
+
     def _mean_stall_us(self) -> int:
         """What a pass of one row waits."""
         return self._stall_us * PASS_ONE // max(1, self._passes)
@@ -102,6 +108,7 @@ class PassTimes:
                     beyond = (recent.median - RATIO_ONE) * (rows - 1) // (width - 1)
                     ratio = min(ratio, recent.median if width > rows else RATIO_ONE + beyond)
             self._table[rows] = ratio
+        self._least = list(accumulate(reversed(self._table), min))[::-1]
 
     def _measured(self, rows: int) -> int:
         """The ratio that was measured, or that on the line through measured neighbours."""

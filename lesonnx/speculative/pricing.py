@@ -151,6 +151,11 @@ class Pricing:
                 best, best_gain, best_us = length, gain, us
             elif in_order:
                 break
+            # No length behind can have more than all of its tokens, or take less than the least.
+            if length < most and (gain + survival * (most - length)) * best_us <= best_gain * (
+                self.times.least_us(length + 2) + draft_us
+            ):
+                break
         return best
 
     def _expected_draft_us(self) -> int:
