@@ -119,7 +119,7 @@ internal class MainTest {
             listOf("run", sample, "--prompt", "x", "--draft", "draft-model") to "needs the bundle that drafts: give --draft-model BUNDLE",
             listOf("run", sample, "--prompt", "x", "--draft-model", sample) to "a draft model was given, but the drafter is none: expected draft-model",
             listOf("run", sample, "--prompt", "x", "--draft", "draft-model", "--draft-model", "/nowhere") to "/nowhere: no such bundle directory",
-            listOf("run", sample, "--prompt", "x", "--draft", "dspark") to "has no dspark drafter; export with --drafter CHECKPOINT",
+            listOf("run", sample, "--prompt", "x", "--draft", "dspark") to "this bundle has no dspark drafter; export with --drafter CHECKPOINT",
             listOf("run", sample, "--prompt", "x", "--draft", "mtp") to "this bundle has no mtp drafter",
             listOf("run", sample, "--prompt", "x", "--threads", "two") to "--threads is 'two', expected a whole number",
             listOf("run", sample, "--prompt", "x", "--threads", "0") to "expected 1 to 256",

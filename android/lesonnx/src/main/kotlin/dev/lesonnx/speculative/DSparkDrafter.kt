@@ -20,7 +20,7 @@ import dev.lesonnx.Tensor
  */
 internal class DSparkDrafter(bundle: Bundle, platform: Platform, numThreads: Int) : Drafter {
     private val record = bundle.manifest.drafter
-        ?: throw InputError("${bundle.directory}: has no dspark drafter; export with --drafter CHECKPOINT")
+        ?: throw InputError("${bundle.directory}: this bundle has no dspark drafter; export with --drafter CHECKPOINT")
 
     override val name = "dspark"
     override val maxTokens = minOf(record.blockSize, MAX_DRAFT_TOKENS)

@@ -14,6 +14,7 @@ internal class PassTimes {
     private val one = Recent()
     private val ratios = HashMap<Int, Recent>() // by rows
     private val table = LongArray(REWINDABLE_TOKENS + 1) { RATIO_ONE }
+    private val least = table.copyOf() // of a width and all wider ones
 
     // Fading sums over passes of one row: their number, their waiting, what they read.
     private var passes = 0L
@@ -58,6 +59,9 @@ internal class PassTimes {
         return computeUs + meanStallUs() + addedBytes * waitedUs / maxOf(1, readBytes + extraBytes)
     }
 
+    /** The least that a pass of [rows] or more is expected to take. */
+    fun leastUs(rows: Int): Long = one.median * least[rows] / RATIO_ONE + meanStallUs()
+
     /** What a pass of one row waits. */
     private fun meanStallUs(): Long = stallUs * PASS_ONE / maxOf(1, passes)
 
@@ -72,6 +76,7 @@ internal class PassTimes {
             }
             table[rows] = ratio
         }
+        for (rows in table.indices.reversed()) least[rows] = if (rows + 1 < table.size) minOf(table[rows], least[rows + 1]) else table[rows]
     }
 
     /** The ratio that was measured, or that on the line through measured neighbours. */

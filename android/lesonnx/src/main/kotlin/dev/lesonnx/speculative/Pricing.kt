@@ -104,6 +104,10 @@ internal open class Pricing {
             } else if (offer.inOrder) {
                 break
             }
+            // No length behind can have more than all of its tokens, or take less than the least.
+            if (length == offer.most) break
+            val leastUs = times.leastUs(length + 2) + offer.draftUs
+            if ((gain + survival * (offer.most - length)) * bestUs <= bestGain * leastUs) break
         }
         return best
     }

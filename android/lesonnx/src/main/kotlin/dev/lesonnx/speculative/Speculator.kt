@@ -54,10 +54,7 @@ internal class Speculator(private val runner: Runner, private val drafter: Draft
     }
 
     private fun plan(most: Int, sampler: DraftSampler): Plan {
-        val room = minOf(most - 1, drafter.maxTokens)
-        var newBytes = LongArray(0)
-        if (room > 0 && !drafter.isFree && pricing.mayDraft) newBytes = runner.loader.expectedNewBytes(room + 1)
-        val asked = if (drafter.isFree || newBytes.isNotEmpty()) pricing.ask(room, drafter.isFree, newBytes) else 0
+        val asked = ask(minOf(most - 1, drafter.maxTokens))
         var draft = Draft.NONE
         var draftUs: Long? = null
         if (asked > 0) {
@@ -67,13 +64,27 @@ internal class Speculator(private val runner: Runner, private val drafter: Draft
             counts = counts.copy(draftMs = counts.draftMs + tookNs / NS_PER_MS)
             draftUs = (tookNs / NS_PER_US).takeIf { !drafter.isFree }
         }
-        var length = 0
-        if (draft.tokenIds.isNotEmpty() && pricing.mayDraft) {
-            if (newBytes.isEmpty()) newBytes = runner.loader.expectedNewBytes(draft.tokenIds.size + 1)
-            length = pricing.choose(draft.tokenIds.size, draft.confidence, drafter.isFree, draft.probabilities != null, newBytes)
-        }
-        return Plan(draft, length, newBytes, draftUs)
+        if (draft.tokenIds.isEmpty() || !pricing.mayDraft) return Plan(draft, 0, NO_BYTES, draftUs)
+        val length = choose(draft, NO_BYTES)
+        if (length == 0 || !streams) return Plan(draft, length, NO_BYTES, draftUs)
+        val newBytes = newBytes(draft.tokenIds.size)
+        return Plan(draft, choose(draft, newBytes), newBytes, draftUs)
     }
+
+    /** How many tokens to have drafted. What a pass would read is looked at where it pays to draft without reads. */
+    private fun ask(room: Int): Int {
+        val asked = pricing.ask(room, drafter.isFree, NO_BYTES)
+        return if (asked > 0 && !drafter.isFree && streams) pricing.ask(room, isFree = false, newBytes(room)) else asked
+    }
+
+    private fun choose(draft: Draft, newBytes: LongArray): Int =
+        pricing.choose(draft.tokenIds.size, draft.confidence, drafter.isFree, draft.probabilities != null, newBytes)
+
+    /** Whether a pass may have to read. */
+    private val streams: Boolean get() = !runner.loader.keepsAll
+
+    /** What each row of a pass with so many drafts is expected to add to what is read. */
+    private fun newBytes(numDrafts: Int): LongArray = runner.loader.expectedNewBytes(numDrafts + 1)
 
     /** One pass over the token and the drafts that were chosen, and what it gives. */
     private fun run(token: Int, plan: Plan, sampler: Sampler, ends: Set<Int>): Verified {
@@ -124,6 +135,7 @@ internal class Speculator(private val runner: Runner, private val drafter: Draft
         const val NS_PER_US = 1000L
         const val NS_PER_MS = 1e6
         const val US_PER_MS = 1e3
+        val NO_BYTES = LongArray(0)
         val FIRST_ROW = intArrayOf(0)
     }
 }
