@@ -32,6 +32,7 @@ data class BundleManifest(
     @SerialName("expert_layers") val expertLayers: List<ExpertLayer>,
     val tokenizer: TokenizerFiles? = null,
     @EncodeDefault(EncodeDefault.Mode.NEVER) val drafter: DrafterRecord? = null,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val twins: TwinsRecord? = null,
     @SerialName("skipped_tensors") val skippedTensors: Map<String, String> = emptyMap(),
 ) {
     /** The part of a role (and layer); NoSuchElementException where there is none. */

@@ -14,7 +14,8 @@ val SCHEDULES: List<String> = listOf("on-demand", "cache", "les", "resident")
 
 /**
  * How a bundle is run. None of these changes what the model says ([prefillChunkTokens] and [draft] may change rounding; drafts that
- * are drawn, of `draft-model` and `dspark` with a temperature, give other tokens of the same distribution).
+ * are drawn, of `draft-model` and `dspark` with a temperature, give other tokens of the same distribution; twins of [accelerate] round
+ * otherwise).
  *
  * @property schedule `les` (default), `cache`, `on-demand` or `resident`: how experts get into memory
  * @property engine `auto`, `kernel` or `session`: what computes them
@@ -29,6 +30,8 @@ val SCHEDULES: List<String> = listOf("on-demand", "cache", "les", "resident")
  * @property draft what proposes tokens that are then verified several at a time: `none` (default), `ngram`, `draft-model`, `dspark` or
  *   `mtp`; see [dev.lesonnx.speculative.DRAFTERS]
  * @property draftModel the bundle that drafts, of `draft-model` alone
+ * @property accelerate `auto` (default): the bundle's twins of dense parts run where their execution providers are installed; `off`: never;
+ *   `cpu`: on the CPU provider, to try them
  */
 data class LoadOptions(
     val schedule: String = "les",
@@ -43,6 +46,7 @@ data class LoadOptions(
     val numThreads: Int? = null,
     val draft: String = NO_DRAFTER,
     val draftModel: Path? = null,
+    val accelerate: String = "auto",
 ) {
     /** [InputError] for a number or a drafter that no model can be run with. */
     internal fun check() {
@@ -52,6 +56,7 @@ data class LoadOptions(
         if (numThreads != null && numThreads !in 1..MAX_THREADS) throw InputError("num_threads is $numThreads, expected 1 to $MAX_THREADS")
         if (numLoaders != null && numLoaders !in 1..MAX_LOADERS) throw InputError("num_loaders is $numLoaders, expected 1 to $MAX_LOADERS")
         checkDrafter(draft, draftModel)
+        if (accelerate !in ACCELERATIONS) throw InputError("accelerate is '$accelerate', expected one of ${ACCELERATIONS.joinToString()}")
     }
 
     /** The schedule's settings with the changes to them; [InputError] for a bad one. */

@@ -267,7 +267,8 @@ class Model private constructor(
             val context = bundle.manifest.model.maxPositionEmbeddings
             val chunk = minOf(options.prefillChunkTokens?.toLong() ?: bundle.manifest.prefillChunkTokens, context.toLong()).toInt()
             val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            val runner = closeOnError(loader) { Runner(bundle, loader, platform, chunk, numThreads) }
+            val twins = closeOnError(loader) { Twins(bundle, platform, options.accelerate, numThreads) }
+            val runner = closeOnError(loader) { closeOnError(twins) { Runner(bundle, loader, platform, chunk, numThreads, twins) } }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
                 // Before the memory is bounded: a draft model takes its part of it.
@@ -275,7 +276,7 @@ class Model private constructor(
                 closeOnError(speculator) {
                     options.memoryBudgetBytes?.let { runner.boundMemory(it, drafts = speculator != null) }
                     val tokenizer = platform.openTokenizer(bundle)
-                    Model(bundle, options, runner, speculator, tokenizer, engine.name, engine.notes + notes(bundle, loader, config))
+                    Model(bundle, options, runner, speculator, tokenizer, engine.name, engine.notes + twins.notes + notes(bundle, loader, config))
                 }
             }
         }

@@ -7,8 +7,8 @@ import java.nio.FloatBuffer
 /**
  * Runs a bundle for one sequence: token ids in, logits out, walking embed, segments with their experts, and head.
  *
- * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader, once it is made; close it to free
- * sessions and experts.
+ * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader and the twins, once it is made; close it to
+ * free sessions and experts.
  */
 internal class Runner(
     val bundle: Bundle,
@@ -17,6 +17,8 @@ internal class Runner(
     /** The chunk in which a prompt runs. */
     val prefillChunkTokens: Int,
     numThreads: Int,
+    /** The bundle's twins that are open here. */
+    private val twins: Twins = Twins(bundle, platform, "off", numThreads),
 ) : AutoCloseable {
     private val manifest = bundle.manifest
     private val vocabSize = manifest.model.vocabSize
@@ -38,7 +40,7 @@ internal class Runner(
 
     private class MemoryBound(val budgetBytes: Long, val fixedBytes: Long)
 
-    val states = LayerStates(manifest, platform)
+    val states = LayerStates(manifest, platform, twins.capacityTokens)
     private val expertBudgetBytes = loader.expertBudgetBytes
     private val parts: DenseParts
     private val hasSharedExperts = manifest.expertLayers.any { it.sharedKind != null }
@@ -118,7 +120,15 @@ internal class Runner(
         }
         bound.lookaheads.forEach(Binding::run)
         bound.head.run()
+        twins.widths.forEach(::warmUp)
         layerReader?.warmUp()
+    }
+
+    private fun warmUp(width: TwinWidth) {
+        val step = stepFor(width.rows)
+        width.begin(step.buffers.positionIds, states.totalSequenceLength)
+        for (place in parts.segments.indices) step.runSegment(place, width)
+        if (width.hasHead) step.runHead(width)
     }
 
     /** Gives the experts what budgets, pressure and a capacity of attention caches leave them. */
@@ -214,9 +224,11 @@ internal class Runner(
         val stepBegan = System.nanoTime()
         var began = stepBegan
         val bound = step.bound
+        val width = widthFor(numRows)
+        width?.begin(buffers.positionIds, states.totalSequenceLength)
         bound.embed.run()
         for (place in bound.segments.indices) {
-            bound.segments[place].run()
+            step.runSegment(place, width)
             buffers.work.route(loader.first(place), buffers.topkIds)
             loader.tookDense(System.nanoTime() - began)
             val lookahead = if (looksAhead && place + 1 < bound.segments.size) lookahead(step, place) else null
@@ -235,6 +247,9 @@ internal class Runner(
         layerReader?.observe(position, buffers.gatherLayers())
         return result
     }
+
+    /** The twins that a step of that many rows uses; none where somebody reads layers, which twins do not give. */
+    private fun widthFor(numRows: Int): TwinWidth? = if (layerReader == null) twins.forStep(numRows, states) else null
 
     /** Room for that many tokens in all. The experts give way before the caches grow: the budget holds at every moment. */
     private fun reserve(totalTokens: Int) {
@@ -268,7 +283,7 @@ internal class Runner(
         if (rows.isEmpty() && !parts.headCarriesStates && !step.headIsRead) return NO_LOGITS
         if (rows.size > 1) return manyLogits(step, rows)
         step.headRow.longs.put(0, (rows.firstOrNull() ?: 0).toLong())
-        step.bound.head.run()
+        step.runHead(if (step.buffers.numRows == 1) widthFor(1) else null)
         if (rows.isEmpty()) return NO_LOGITS
         copy(step.headLogits.floats, logits)
         return logits
@@ -317,6 +332,7 @@ internal class Runner(
         clearSteps()
         clearMemories { true }
         draftLogits?.close()
+        twins.close()
         parts.close()
         states.close()
     }

@@ -45,6 +45,22 @@ internal class Step(
         val head = bindHead(headRow, headLogits)
     }
 
+    // By part, those of the head too.
+    private val twins = HashMap<String, BoundTwin>()
+
+    /** Segment number [place]: itself, or its twin where the step has twins. */
+    fun runSegment(place: Int, width: TwinWidth?) {
+        if (width == null) return bound.segments[place].run()
+        val part = parts.segments[place]
+        twins.getOrPut(part.name) { width.bind(part.name, inputs(part, place), activations(part, place), states) }.run()
+    }
+
+    /** The head of a step of one row: itself, or its twin. */
+    fun runHead(width: TwinWidth?) {
+        if (width == null || !width.hasHead) return bound.head.run()
+        twins.getOrPut(parts.head.name) { width.bindHead(inputs(parts.head, parts.segments.size), headLogits, states) }.run()
+    }
+
     /** The head for other rows, on the side of now. */
     fun bindHead(rows: Tensor, logits: Tensor): Binding = parts.bind(
         parts.head.name,
@@ -90,7 +106,11 @@ internal class Step(
         return part.inputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
     }
 
-    private fun outputs(part: Part, place: Int): Map<String, Tensor> {
+    private fun outputs(part: Part, place: Int): Map<String, Tensor> =
+        activations(part, place) + states.outputs(part.name, numRows) + readOf(part)
+
+    /** The tensors that a segment or mixer writes, beside states and what drafters read. */
+    private fun activations(part: Part, place: Int): Map<String, Tensor> {
         val after = buffers.streamAfter(place)
         val known = mapOf(
             "residual_out" to if (part.role == PartRole.MIXER) checkNotNull(buffers.mixedResidual) else after.residual,
@@ -100,11 +120,11 @@ internal class Step(
             "router_scores" to buffers.routerScores,
             "shared_weights_out" to after.sharedWeights,
         )
-        val given = part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
-        return given + states.outputs(part.name, numRows) + readOf(part)
+        return part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
     }
 
     override fun close() {
+        twins.values.forEach(BoundTwin::close)
         draftTensors.forEach(Tensor::close)
         headArena.close()
         buffers.close()

@@ -41,6 +41,7 @@ Generates from a prompt, as the Python command of that name does.
   --policy NAME, --loaders N, --[no-]compute-first, --[no-]lookahead, --prefill-chunk N, --threads N
   --draft NAME           what proposes tokens to verify several at once: none (default), ngram, draft-model, dspark, mtp
   --draft-model BUNDLE   the bundle that drafts, for --draft draft-model
+  --accelerate MODE      dense parts on an accelerator, where bundle and ONNX Runtime have one: auto (default), off; cpu tries those parts here
   --max-tokens N         most tokens to generate (default: 256); also --max-new-tokens
   --temperature T, --top-k K, --top-p P, --min-p P, --repetition-penalty R, --seed S
   --stop TEXT            end before this text; may be given several times
@@ -53,7 +54,7 @@ MALLOC_MMAP_THRESHOLD_=131072 in the environment, so that glibc gives freed memo
 
 private val WITH_VALUE = setOf(
     "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
-    "--loaders", "--prefill-chunk", "--threads", "--draft", "--draft-model", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+    "--loaders", "--prefill-chunk", "--threads", "--draft", "--draft-model", "--accelerate", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
     "--repetition-penalty", "--seed", "--stop",
 )
 private val FLAGS =
@@ -158,6 +159,7 @@ private fun loadOptions(arguments: Arguments) = LoadOptions(
     prefillChunkTokens = arguments.int("--prefill-chunk"),
     numThreads = arguments.int("--threads"),
     draft = arguments.text("--draft") ?: NO_DRAFTER,
+    accelerate = arguments.text("--accelerate") ?: "auto",
     draftModel = arguments.text("--draft-model")?.let(::path),
 )
 
