@@ -128,7 +128,7 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
         for rows, passes in turn.experts.items():
             experts.setdefault(rows, []).extend(passes)
     speed, plain_speed = (mean(turn.tokens_per_s for turn in turns) for turns in (drafted, plain))
-    passes = sum(len(of_width) for of_width in experts.values())
+    num_passes = sum(len(of_width) for of_width in experts.values())
     return {
         "acceptance": accepted / judged if judged else None,
         "acceptance_by_position": [
@@ -142,7 +142,7 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
         ],
         "tokens_per_s": speed,
         "plain_tokens_per_s": plain_speed,
-        "tokens_per_pass": (passes + accepted) / passes,
+        "tokens_per_pass": (num_passes + accepted) / num_passes,
         "drafted": sum(by_slot["drafted"]),
         "accepted": accepted,
         "passes_with_drafts": sum(one.passes for one in counts),

@@ -15,8 +15,9 @@ RECENT = 5
 """The median of the last so many passes of a width counts."""
 SETTLED = 3
 RATIO_ONE = 1 << 10
-UNKNOWN_ROW_SHIFT = 3
-"""As long as no pass of several rows was measured, each further row is taken to cost an eighth of the first."""
+UNKNOWN_ROW_SHIFT, UNKNOWN_ROWS = 3, 2
+"""As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and
+several rows at all as much as two."""
 FADE_SHIFT = 5
 PASS_ONE = 1 << 10
 
@@ -63,6 +64,10 @@ class PassTimes:
     def is_known(self) -> bool:
         """Whether enough passes of one row were measured: without them there is nothing to compare with."""
         return self._one.is_settled
+
+    def forget(self, rows: int) -> None:
+        """What was measured of passes of so many rows counts no more."""
+        self._ratios.pop(rows, None)
 
     def took(self, rows: int, pass_us: int, stall_us: int, read_bytes: int, new_bytes: Sequence[int]) -> None:
         """A pass is over. ``stall_us`` of it were spent waiting for reads; ``read_bytes`` were read meanwhile.
@@ -115,7 +120,7 @@ class PassTimes:
         if rows in self._ratios:
             return self._ratios[rows].median
         if not self._ratios:
-            return RATIO_ONE + (RATIO_ONE * (rows - 1) >> UNKNOWN_ROW_SHIFT)
+            return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) >> UNKNOWN_ROW_SHIFT)
         above = min((width for width in self._ratios if width > rows), default=0)
         below = max((width for width in self._ratios if width < rows), default=1)
         low = self._ratios[below].median if below > 1 else RATIO_ONE
