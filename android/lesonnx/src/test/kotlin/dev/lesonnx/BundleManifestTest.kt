@@ -104,6 +104,22 @@ internal class BundleManifestTest {
     }
 
     @Test
+    fun `twins fit the parts that they stand for`() {
+        val whole = Json.parseToJsonElement(Files.readString(TestData.mobile.resolve("bundles/qwen3_moe-twins-ios-float/manifest.json")))
+        fun says(expected: String, value: JsonElement?, vararg path: Any) =
+            assertSays(expected, problem(whole.with(listOf("twins") + path, value).toString()))
+        says("twins.float_bits: 8, expected one of 16, 32", JsonPrimitive(8), "float_bits")
+        says("twins.exact_over_widths: true, expected false", JsonPrimitive(true), "exact_over_widths")
+        says("twins.path '../x' must be relative", JsonPrimitive("../x"), "data")
+        says("twins: 'embed' with", JsonPrimitive("embed"), "parts", 0, "part")
+        says("twins: every segment needs its selection", JsonArray(emptyList()), "selections")
+        says("twins: positions takes 'colour', which no host has for it", JsonPrimitive("colour"), "positions", "inputs", 0, "name")
+        says("is not fixed", JsonPrimitive("T"), "parts", 0, "inputs", 0, "shape", 1)
+        says("expected int64", JsonPrimitive(99), "parts", 0, "rows")
+        says("twins: the selection of 'segment_", JsonPrimitive("colour"), "selections", 0, "inputs", 0, "name")
+    }
+
+    @Test
     fun `a drafter fits its model`() {
         val whole = Json.parseToJsonElement(Files.readString(TestData.mobile.resolve("bundles/sample-dspark-int4/manifest.json")))
         val parts = whole.jsonObject.getValue("drafter").jsonObject.getValue("parts").jsonArray

@@ -24,6 +24,8 @@ internal class Reference(
     @SerialName("expert_budget_bytes") val expertBudgetBytes: Map<String, Long>,
     val cases: List<Case>,
     val rewinds: List<Case>,
+    /** The same by twins on the CPU provider. */
+    val twins: List<Case> = emptyList(),
     val drafter: Drafts? = null,
     val tokenizer: List<Tokenized> = emptyList(),
 ) {
@@ -91,7 +93,7 @@ internal class Reference(
             listOf(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
-                "sample-dspark-float", "sample-dspark-int4",
+                "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4",
             ).filter(::runsHere)
         }
 
@@ -137,13 +139,13 @@ internal fun loadFixture(bundle: String, options: LoadOptions = LoadOptions(), p
     Model.load(Reference.bundle(bundle), platform, options.copy(numThreads = REFERENCE_THREADS))
 
 /** A runner alone, for tests that look at logits. */
-internal fun openRunner(bundle: Bundle, options: LoadOptions, platform: Platform = dev.lesonnx.platform): Runner {
+internal fun openRunner(bundle: Bundle, options: LoadOptions = LoadOptions(), platform: Platform = dev.lesonnx.platform): Runner {
     Ort.environment(REFERENCE_THREADS)
     val config = options.schedulerConfig()
     val engine = makeEngine(options.engine, bundle, platform, REFERENCE_THREADS)
     val chunk = options.prefillChunkTokens ?: bundle.manifest.prefillChunkTokens.toInt()
     val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads)
-    return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS)
+    return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS, Twins(bundle, platform, options.accelerate, REFERENCE_THREADS))
 }
 
 /** Whether logits are these, bit for bit; a failure names the first that is not. */
@@ -151,4 +153,22 @@ internal fun assertSameBits(expected: IntArray, logits: FloatArray, what: String
     assertEquals(expected.size, logits.size, what)
     val place = expected.indices.firstOrNull { expected[it] != logits[it].toRawBits() } ?: return
     fail("$what: logit $place is ${logits[place]}, expected ${Float.fromBits(expected[place])}")
+}
+
+/** Whether a runner gives a case's logits, bit for bit, and tokens. */
+internal fun assertIsReference(runner: Runner, case: Reference.Case) {
+    val sampler = Sampler(case.samplingOptions)
+    sampler.acceptAll(case.promptIds.toIntArray())
+    var logits = runner.prefill(case.promptIds.toIntArray())
+    if (case.stepIds.isNotEmpty()) {
+        logits = runner.step(case.stepIds.toIntArray(), intArrayOf(case.keptTokens - 1))
+        runner.rewind(case.promptIds.size + case.keptTokens)
+    }
+    for ((step, expected) in case.tokenIds.withIndex()) {
+        assertSameBits(case.logitBits[step], logits, "step $step")
+        val token = sampler.sample(logits)
+        assertEquals(expected, token, "token of step $step")
+        sampler.accept(token)
+        if (step + 1 < case.tokenIds.size) logits = runner.step(intArrayOf(token), intArrayOf(0))
+    }
 }

@@ -32,6 +32,11 @@ internal class PassTimes {
     /** Whether enough passes of one row were measured: without them there is nothing to compare with. */
     val isKnown: Boolean get() = one.isSettled
 
+    /** What was measured of passes of so many rows counts no more. */
+    fun forget(rows: Int) {
+        ratios.remove(rows)
+    }
+
     /**
      * A pass is over. [stallUs] of it were spent waiting for reads; [readBytes] were read meanwhile. [newBytes]: what each row was
      * expected to add, the first one's own first; used of passes of several rows.
@@ -82,7 +87,7 @@ internal class PassTimes {
     /** The ratio that was measured, or that on the line through measured neighbours. */
     private fun measured(rows: Int): Long {
         ratios[rows]?.let { return it.median }
-        if (ratios.isEmpty()) return RATIO_ONE + (RATIO_ONE * (rows - 1) shr UNKNOWN_ROW_SHIFT)
+        if (ratios.isEmpty()) return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) shr UNKNOWN_ROW_SHIFT)
         val above = ratios.keys.filter { it > rows }.minOrNull()
         val below = ratios.keys.filter { it < rows }.maxOrNull() ?: 1
         val low = if (below > 1) ratios.getValue(below).median else RATIO_ONE
@@ -113,8 +118,12 @@ internal class PassTimes {
         private const val SETTLED = 3
         private const val RATIO_ONE = 1L shl 10
 
-        /** As long as no pass of several rows was measured, each further row is taken to cost an eighth of the first. */
+        /**
+         * As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
+         * rows at all as much as two.
+         */
         private const val UNKNOWN_ROW_SHIFT = 3
+        private const val UNKNOWN_ROWS = 2
         private const val FADE_SHIFT = 5
         private const val PASS_ONE = 1L shl 10
 

@@ -52,6 +52,8 @@ internal open class Pricing {
         val plainUs = times.passUs(1)
         // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         val chargedUs = minOf(passUs, MOST_CHARGED * times.passUs(rows, PassTimes.addedBytes(rows, newBytes)))
+        // It was tried since what is known of it may be wrong.
+        if (isProbe) times.forget(rows)
         times.took(rows, passUs, stallUs, readBytes, newBytes)
         if (draftUs != null) meanDraftUs += if (meanDraftUs != 0L) (draftUs - meanDraftUs) shr DRAFT_FADE_SHIFT else draftUs
         sincePlain = if (rows == 1) 0 else sincePlain + 1
@@ -76,7 +78,7 @@ internal open class Pricing {
     private fun longest(offer: Offer): Int {
         if (!mayDraft) return 0
         val length = best(offer, least = 0)
-        if (length > 0 || sinceDraft < interval || debtUs > 0) return length
+        if (length > 0 || sinceDraft < interval) return length
         if (acceptance.odds(0, offer.confidence) < PROBE_ODDS) return 0
         isProbe = true
         return best(offer, least = 1)
