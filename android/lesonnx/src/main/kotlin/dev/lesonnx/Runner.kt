@@ -93,7 +93,7 @@ internal class Runner(
         val chunk = prefillChunkTokens
         val layersRead = layerReader?.layerIdxs.orEmpty().size
         var buffers = 2 * StepMemory.bytesFor(manifest, chunk, layersRead) + chunk.toLong() * vocabSize / 8
-        if (drafts) buffers += StepMemory.bytesFor(manifest, REWINDABLE_TOKENS, layersRead) + DraftLogits.bytesFor(vocabSize)
+        if (drafts) buffers += StepMemory.draftBytesFor(manifest, layersRead)
         val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + buffers + states.workingBytes(chunk) + SPARE_BYTES
         memoryBound = MemoryBound(memoryBudgetBytes, fixed)
         shareMemory(states.capacityFor(1))

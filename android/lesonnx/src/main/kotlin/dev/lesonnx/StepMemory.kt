@@ -65,6 +65,10 @@ internal class StepMemory(val manifest: BundleManifest, private val maxRows: Int
     override fun close() = arena.close()
 
     companion object {
+        /** What steps with drafts take beside the others. */
+        fun draftBytesFor(manifest: BundleManifest, numLayersRead: Int): Long =
+            bytesFor(manifest, REWINDABLE_TOKENS, numLayersRead) + DraftLogits.bytesFor(manifest.model.vocabSize)
+
         /** What a step of that many rows takes, without what ONNX Runtime needs inside a part. */
         fun bytesFor(manifest: BundleManifest, numRows: Int, numLayersRead: Int = 0): Long {
             val model = manifest.model
