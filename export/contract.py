@@ -12,7 +12,7 @@ from pathlib import Path
 from lesonnx import __version__
 from lesonnx.drafter_wiring import ROLES
 from lesonnx.errors import InputError
-from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
+from lesonnx.manifest import Calibration, ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import read_json
 from lesonnx_export.config import Config
@@ -36,7 +36,11 @@ class WrittenPart:
 
 
 def make_manifest(
-    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
+    plan: ExportPlan,
+    options: ExportOptions,
+    dense: Sequence[WrittenPart],
+    tokenizer: TokenizerFiles | None,
+    calibration: Calibration | None = None,
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
@@ -50,6 +54,7 @@ def make_manifest(
             dense_bits=options.resolved_dense_bits,
             kv_bits=options.precision.kv_bits,
             block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
+            calibration=calibration,
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
         parts=[built.part for built in dense if built.part.role not in ROLES],

@@ -18,13 +18,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from lesonnx.errors import InputError
 from lesonnx_export.checkpoint import Checkpoint, Float32, TensorInfo, Weights
 from lesonnx_export.cli import print_summary
+from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, expert_bytes
 from lesonnx_export.exporter import finish, quantize_kv, write_parts, write_stages
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models
+from lesonnx_export.pack import LayerPlan, layer_directory, write_models
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 from lesonnx_export.shapes import SHAPES
+from lesonnx_export.sources import read_expert
 
 # Different experts in a pack; more would only cost time.
 DISTINCT_EXPERTS = 8
@@ -127,7 +129,9 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
             place = expert_idx if expert_idx is None else expert_idx % DISTINCT_EXPERTS
             if place not in blocks:
                 tensors = read_expert(plan.architecture, weights, 0, place)
-                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data
+                kind = layer.kind_of(expert_idx)
+                quantized = quantize_expert(kind, tensors, None, place, f"expert {place}")
+                blocks[place] = expert_bytes(kind, tensors, quantized.matrices).data
             file.write(blocks[place])
     write_models(bundle, layer)
     return layer.pack_bytes

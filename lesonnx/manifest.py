@@ -147,6 +147,12 @@ class ExpertKind(Strict):
         return {name: getattr(self, name) for name in MATRIX_NAMES}
 
     @property
+    def precision(self) -> str:
+        """Bits and block size as people read them: ``4 (64)``, by matrix where these differ; ``32`` for float32."""
+        shown = [f"{m.bits} ({m.block_size})" if m.block_size else str(m.bits) for m in self.matrices.values()]
+        return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
+
+    @property
     def cost_bytes(self) -> int:
         """What one expert of this kind costs in the cache and on flash: its length in whole pages."""
         return page_ceil(self.length_bytes)
@@ -301,13 +307,47 @@ class ModelFacts(Strict):
     pad_token_id: Offset | None = None
 
 
+class CalibratedLayer(Strict):
+    """What rounding the experts of a MoE layer, its shared one included, is expected to cost: nats of KL a token."""
+
+    layer_idx: Offset
+    expected_loss: Annotated[float, Field(ge=0)]
+
+
+class Calibration(Strict):
+    """How experts were quantized for what they do on a text.
+
+    ``text_sha256`` is that of the text in UTF-8, None where random tokens had to do; ``num_tokens`` of it were run.
+    With a ``target_size`` bits and blocks were chosen layer by layer, so that all experts take at most that share of
+    ``baseline_bytes``: uniform 4 bits at the bundle's block size, in whole pages an expert. Losses are by MoE layer.
+    """
+
+    text_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
+    num_tokens: Count
+    target_size: Annotated[float, Field(gt=0)] | None = None
+    baseline_bytes: Count
+    layers: list[CalibratedLayer]
+
+
 class Quantization(Strict):
-    """How the weights are stored: bits and block sizes of experts and dense parts."""
+    """How the weights are stored: bits and block sizes of experts and dense parts.
+
+    Experts may differ from ``expert_bits`` and ``block_size``, layer by layer and matrix by matrix: their kinds say
+    how. Both are what was asked for, or, with a target size, what it is counted from.
+    """
 
     expert_bits: Bits
     dense_bits: Literal[4, 8, 32]
     kv_bits: Literal[8, 16, 32] = 32
     block_size: Literal[0, 16, 32, 64, 128]
+    calibration: Calibration | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.calibration is None:
+            del document["calibration"]
+        return document
 
 
 class ChatTurn(Strict):
@@ -407,10 +447,19 @@ class Manifest(Strict):
             for kind in (layer.kind, layer.shared_kind):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
+        calibration = self.quantization.calibration
+        if calibration and [c.layer_idx for c in calibration.layers] != [e.layer_idx for e in self.expert_layers]:
+            raise ValueError("quantization.calibration.layers are not the layers of expert_layers")
         check_wiring(self)
         if self.drafter is not None:
             check_drafter(self, self.drafter)
         return self
+
+    @property
+    def expert_bits(self) -> list[int]:
+        """The bits that matrices of experts have, ascending: one number where all are alike."""
+        used = {place for layer in self.expert_layers for place in (layer.kind, layer.shared_kind) if place is not None}
+        return sorted({matrix.bits for place in used for matrix in self.expert_kinds[place].matrices.values()})
 
     @property
     def residual_size(self) -> int:

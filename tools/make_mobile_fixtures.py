@@ -19,6 +19,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = "tests/data/checkpoints"
+# Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits, blocks
+# of several sizes, matrices of one expert that differ, experts of one page and of more.
+MIXED = [
+    ([(2, 16), (4, 32), (8, 32)], [(4, 64), (4, 64), (2, 32)]),
+    ([(2, 16), (2, 16), (2, 16)], [(8, 16), (8, 16), (8, 64)]),
+    ([(8, 16), (8, 16), (8, 16)], [(2, 64), (2, 64), (4, 16)]),
+]
 # Name -> checkpoint and export options.
 BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "sample-int4": ("lesonnx/sample", {"bits": 4}),
@@ -35,6 +42,8 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "smallthinker-float": (f"{CHECKPOINTS}/smallthinker", {"bits": 32}),
     "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
     "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
+    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED}),
+    "sample-mixed": ("lesonnx/sample", {"experts_target_size": 0.733}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
@@ -73,7 +82,22 @@ def export_bundles(out: Path) -> None:
         target = out / "bundles" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            export_bundle(ROOT / checkpoint, target, ExportOptions(**options))
+            export_bundle(ROOT / checkpoint, target, ExportOptions(**options | precisions_of(options)))
+
+
+def precisions_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The precisions that options state as numbers, as the exporter takes them."""
+    from lesonnx_export.expert import ExpertPrecision, MatrixPrecision
+    from lesonnx_export.plan import LayerPrecision
+
+    layers = options.get("precisions")
+    if layers is None:
+        return {}
+
+    def expert(matrices: list[tuple[Any, int]]) -> ExpertPrecision:
+        return ExpertPrecision(*(MatrixPrecision(bits, block_size) for bits, block_size in matrices))
+
+    return {"precisions": tuple(LayerPrecision(expert(routed), expert(shared)) for routed, shared in layers)}
 
 
 def run_case(

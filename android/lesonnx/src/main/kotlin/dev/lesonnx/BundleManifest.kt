@@ -42,6 +42,11 @@ data class BundleManifest(
     /** Every dense part: those of the forward pass and of replays, and the drafter's own. */
     val allParts: List<Part> get() = parts + drafter?.parts.orEmpty()
 
+    /** The bits that matrices of experts have, ascending: one number where all are alike. */
+    val expertBits: List<Int>
+        get() = expertLayers.flatMap { listOfNotNull(it.kind, it.sharedKind) }.distinct()
+            .flatMap { kind -> expertKinds[kind].matrices.values.map { it.bits } }.distinct().sorted()
+
     /** The values of a token in what segments hand on as `residual`: the hidden size, in Gemma 4 twice that. */
     val residualSize: Long
         get() = parts.asSequence().flatMap { it.outputs }.filter { it.name == "residual_out" }
@@ -114,13 +119,39 @@ data class ModelFacts(
     @SerialName("pad_token_id") val padTokenId: Int? = null,
 )
 
-/** How the weights are stored: bits and block sizes of experts and dense parts. */
+/**
+ * How the weights are stored: bits and block sizes of experts and dense parts. Experts may differ from [expertBits] and
+ * [blockSize], layer by layer and matrix by matrix: their kinds say how ([BundleManifest.expertBits]).
+ */
+@OptIn(ExperimentalSerializationApi::class)
 @Serializable
 data class Quantization(
     @SerialName("expert_bits") val expertBits: Int,
     @SerialName("dense_bits") val denseBits: Int,
     @SerialName("kv_bits") val kvBits: Int = 32,
     @SerialName("block_size") val blockSize: Int,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val calibration: Calibration? = null,
+)
+
+/**
+ * How experts were quantized for what they do on a text: its digest (null where random tokens had to do) and the tokens of
+ * it that were run. With a [targetSize], bits and blocks were chosen layer by layer for experts of at most that share of
+ * [baselineBytes].
+ */
+@Serializable
+data class Calibration(
+    @SerialName("text_sha256") val textSha256: String?,
+    @SerialName("num_tokens") val numTokens: Long,
+    @SerialName("target_size") val targetSize: Double? = null,
+    @SerialName("baseline_bytes") val baselineBytes: Long,
+    val layers: List<CalibratedLayer>,
+)
+
+/** What rounding the experts of a MoE layer is expected to cost: nats of KL a token. */
+@Serializable
+data class CalibratedLayer(
+    @SerialName("layer_idx") val layerIdx: Int,
+    @SerialName("expected_loss") val expectedLoss: Double,
 )
 
 /** Where the tokenizer lies, and how a conversation becomes text; null for what the bundle lacks. */

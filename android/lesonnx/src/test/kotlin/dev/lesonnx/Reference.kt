@@ -94,6 +94,7 @@ internal class Reference(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
                 "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4",
+                "qwen2_moe-mixed", "sample-mixed",
             ).filter(::runsHere)
         }
 
