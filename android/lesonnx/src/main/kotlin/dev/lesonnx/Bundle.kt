@@ -60,7 +60,8 @@ class Bundle(val directory: Path) {
     }
 
     private fun checkFiles() {
-        for (part in manifest.parts) file(part.path)
+        for (part in manifest.allParts) file(part.path)
+        for (path in manifest.twins?.paths.orEmpty()) file(path)
         for (kind in manifest.expertKinds) if (kind.stage != null) file(kind.stage)
         for (layer in manifest.expertLayers) {
             val pack = file(layer.pack)

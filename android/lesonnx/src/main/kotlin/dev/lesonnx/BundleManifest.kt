@@ -17,6 +17,7 @@ internal const val FORMAT_VERSION = 1L
  * The whole of a bundle's `manifest.json`, as `docs/bundle.md` defines it; immutable, safe to share. [parse] is how to get
  * one: it checks all that a host relies on.
  */
+@OptIn(ExperimentalSerializationApi::class)
 @Serializable
 data class BundleManifest(
     @SerialName("format_version") val formatVersion: Long = FORMAT_VERSION,
@@ -30,11 +31,16 @@ data class BundleManifest(
     @SerialName("expert_kinds") val expertKinds: List<ExpertKind>,
     @SerialName("expert_layers") val expertLayers: List<ExpertLayer>,
     val tokenizer: TokenizerFiles? = null,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val drafter: DrafterRecord? = null,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val twins: TwinsRecord? = null,
     @SerialName("skipped_tensors") val skippedTensors: Map<String, String> = emptyMap(),
 ) {
     /** The part of a role (and layer); NoSuchElementException where there is none. */
     fun part(role: PartRole, layerIdx: Int? = null): Part =
         parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
+
+    /** Every dense part: those of the forward pass and of replays, and the drafter's own. */
+    val allParts: List<Part> get() = parts + drafter?.parts.orEmpty()
 
     /** The bits that matrices of experts have, ascending: one number where all are alike. */
     val expertBits: List<Int>

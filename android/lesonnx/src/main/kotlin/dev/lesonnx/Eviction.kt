@@ -3,8 +3,11 @@ package dev.lesonnx
 /** The policies by name: what an expert in memory is worth. */
 val POLICIES = listOf("lru", "lfu", "les")
 
+/** The fractional bits of all averages and odds. */
+internal const val ODDS_BITS = 14
+
 /** Certainty, in the fixed point of all averages and odds (14 fractional bits). */
-const val ONE = 1 shl 14
+const val ONE = 1 shl ODDS_BITS
 
 /** Of a longer chunk, only this many last rows teach: what came before has faded anyway. */
 private const val LEARNED_ROWS = 64
@@ -37,6 +40,9 @@ internal interface Policy {
     /** Write the value of each routed expert of the layer, whose last visit had this number, to the front of [into]. */
     fun values(layer: Int, visit: Int, into: LongArray)
 
+    /** Write how likely each routed expert of the layer is used by the next row, of [ONE], to the front of [into]. */
+    fun odds(layer: Int, into: LongArray)
+
     /**
      * The value of an absent expert that has [odds] of [ONE] to be used at the layer's next [visit]; [clock] is the number
      * of the latest visit of any layer.
@@ -44,8 +50,14 @@ internal interface Policy {
     fun predicted(odds: Int, visit: Int, clock: Int): Long
 }
 
+/** What `lru` and `lfu` share: they foretell nothing, so one expert is as likely as another. */
+internal abstract class EvenPolicy(private val numExperts: IntArray, private val numExpertsPerTok: IntArray) : Policy {
+    override fun odds(layer: Int, into: LongArray) =
+        into.fill(ONE.toLong() * numExpertsPerTok[layer] / numExperts[layer], 0, numExperts[layer])
+}
+
 /** The least recently used goes first: the value is the visit of the last use. */
-internal class LruPolicy(numExperts: IntArray) : Policy {
+internal class LruPolicy(numExperts: IntArray, numExpertsPerTok: IntArray) : EvenPolicy(numExperts, numExpertsPerTok) {
     private val last = Array(numExperts.size) { LongArray(numExperts[it]) }
     private val learned = Array(numExperts.size) { BooleanArray(numExperts[it]) }
 
@@ -65,7 +77,7 @@ internal class LruPolicy(numExperts: IntArray) : Policy {
 }
 
 /** The least often used goes first: the value is the number of rows that used it. */
-internal class LfuPolicy(numExperts: IntArray) : Policy {
+internal class LfuPolicy(numExperts: IntArray, numExpertsPerTok: IntArray) : EvenPolicy(numExperts, numExpertsPerTok) {
     private val count = Array(numExperts.size) { LongArray(numExperts[it]) }
 
     override fun learn(layer: Int, rows: Array<IntArray>, from: Int, to: Int) {
@@ -122,12 +134,23 @@ internal class LesPolicy(private val numExperts: IntArray, private val numExpert
     }
 
     override fun values(layer: Int, visit: Int, into: LongArray) {
+        val waiting = price * (visit + numExperts.size)
+        weigh(layer, into)
+        for (e in 0 until numExperts[layer]) into[e] -= waiting
+    }
+
+    override fun odds(layer: Int, into: LongArray) {
+        weigh(layer, into)
+        for (e in 0 until numExperts[layer]) into[e] = minOf(into[e] / (TOTAL_WEIGHT * scale), ONE.toLong())
+    }
+
+    /** The odds of each expert, [TOTAL_WEIGHT] times the scale too large. */
+    private fun weigh(layer: Int, into: LongArray) {
         val n = numExperts[layer]
         val table = tables[layer]
-        val waiting = price * (visit + numExperts.size)
         val recent = RECENT_WEIGHT * scale
         val lasting = LASTING_WEIGHT * scale
-        for (e in 0 until n) into[e] = recent * table[n * n + e] + lasting * table[(n + 1) * n + e] - waiting
+        for (e in 0 until n) into[e] = recent * table[n * n + e] + lasting * table[(n + 1) * n + e]
         val follower = FOLLOWER_WEIGHT * scale / numExpertsPerTok[layer]
         for (expert in latest[layer]) for (e in 0 until n) into[e] += follower * table[expert * n + e]
     }
@@ -144,8 +167,8 @@ private fun leastCommonMultiple(a: Long, b: Long): Long {
 
 /** The policy of that name for layers of these many experts, [numExpertsPerTok] of them a row. InputError: unknown name. */
 internal fun makePolicy(name: String, numExperts: IntArray, numExpertsPerTok: IntArray): Policy = when (name) {
-    "lru" -> LruPolicy(numExperts)
-    "lfu" -> LfuPolicy(numExperts)
+    "lru" -> LruPolicy(numExperts, numExpertsPerTok)
+    "lfu" -> LfuPolicy(numExperts, numExpertsPerTok)
     "les" -> LesPolicy(numExperts, numExpertsPerTok)
     else -> throw InputError("unknown policy '$name': expected one of ${POLICIES.joinToString()}")
 }

@@ -1,8 +1,5 @@
 package dev.lesonnx
 
-import ai.onnxruntime.OnnxJavaType.FLOAT
-import ai.onnxruntime.OnnxJavaType.INT64
-
 /** Loads, computes and evicts experts. [load] may run on several threads at once, [evict] under the scheduler's lock, the rest on the computing thread. */
 internal interface ExpertEngine : AutoCloseable {
     val name: String
@@ -51,35 +48,28 @@ internal fun makeEngine(name: String, bundle: Bundle, platform: Platform, numThr
  * Made once a width and filled anew for every layer: [route] groups the flat places `t * k + slot` by expert. Owned by the
  * step's buffers; not thread-safe.
  */
-internal class LayerWork(val numRows: Int, val slots: Int, numExperts: Int, hiddenSize: Int, platform: Platform) : AutoCloseable {
-    private val arena = TensorArena(platform)
-    private val hiddenAt = arena.plan(FLOAT, numRows.toLong(), hiddenSize.toLong())
-    private val expertOutAt = arena.plan(FLOAT, numRows.toLong(), slots.toLong(), hiddenSize.toLong())
-    private val sharedOutAt = arena.plan(FLOAT, numRows.toLong(), hiddenSize.toLong())
-    private val offsetsAt = arena.plan(INT64, numExperts + 1L)
-    private val rowStartsAt = arena.plan(INT64, numExperts + 2L)
-    private val rowsAt = arena.plan(INT64, numRows.toLong() * slots)
+internal class LayerWork(memory: StepMemory, val numRows: Int) : AutoCloseable {
+    private val numExperts = memory.manifest.model.numExperts
 
-    init {
-        arena.allocate()
-    }
+    /** Experts of a row. */
+    val slots: Int = memory.manifest.model.numExpertsPerTok
 
     /** [T,H]: what experts read. */
-    val hidden: Tensor = arena[hiddenAt]
+    val hidden: Tensor = memory.beginning("moe_input", numRows)
 
     /** [T,k,H]: routed experts write their rows there. */
-    val expertOut: Tensor = arena[expertOutAt]
+    val expertOut: Tensor = memory.beginning("expert_out", numRows)
 
     /** [T,H]: the shared expert writes there. */
-    val sharedOut: Tensor = arena[sharedOutAt]
+    val sharedOut: Tensor = memory.beginning("shared_out", numRows)
 
     /** The same, as an output of one slot: [T,1,H]. */
-    val sharedOutSlots: Tensor = sharedOut.withShape(numRows.toLong(), 1, hiddenSize.toLong())
+    val sharedOutSlots: Tensor = sharedOut.withShape(numRows.toLong(), 1, sharedOut.shape[1])
 
     /** Room for what the kernel's operator is told: as many experts, starts and rows as there can be. */
-    val offsets: Tensor = arena[offsetsAt]
-    val rowStarts: Tensor = arena[rowStartsAt]
-    val rows: Tensor = arena[rowsAt]
+    val offsets: Tensor = memory.beginning("offsets", numRows)
+    val rowStarts: Tensor = memory.beginning("row_starts", numRows)
+    val rows: Tensor = memory.beginning("rows", numRows)
 
     /** The router's choice: k experts a row, strongest first. */
     val topkIds: Array<IntArray> = Array(numRows) { IntArray(slots) }
@@ -121,8 +111,5 @@ internal class LayerWork(val numRows: Int, val slots: Int, numExperts: Int, hidd
     /** Its flat place number [index], ascending. */
     fun place(expert: Int, index: Int): Int = places[starts[expert - first] + index]
 
-    override fun close() {
-        sharedOutSlots.close()
-        arena.close()
-    }
+    override fun close() = listOf(hidden, expertOut, sharedOut, sharedOutSlots, offsets, rowStarts, rows).forEach(Tensor::close)
 }

@@ -86,6 +86,9 @@ internal class ExpertLoader(
     /** Of the step's rows these stay; what only rejected drafts touched is no use. */
     fun accept(rows: IntArray) = lock.withLock { carryOut(scheduler.accept(rows)) }
 
+    /** For each of the next step's rows the bytes that it is expected to add to what must be loaded. */
+    fun expectedNewBytes(numRows: Int): LongArray = lock.withLock { scheduler.expectedNewBytes(numRows) }
+
     /** The number of the first expert of MoE layer number [place]. */
     fun first(place: Int): Int = scheduler.first(place)
 

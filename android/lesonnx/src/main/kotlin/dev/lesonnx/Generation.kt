@@ -1,5 +1,6 @@
 package dev.lesonnx
 
+import dev.lesonnx.speculative.DraftCounts
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.fold
 
@@ -41,7 +42,10 @@ data class Token(val id: Int?, val text: String)
 /** Why a generation ended: an end-of-sequence token, a stop string, or the limit. */
 enum class FinishReason { EOS, STOP, LENGTH }
 
-/** How a generation goes: a picture of one moment, immutable; that of the end has a [finishReason]. */
+/**
+ * How a generation goes: a picture of one moment, immutable; that of the end has a [finishReason]. [drafts] is null where nothing could be
+ * drafted.
+ */
 data class GenerationReport(
     val promptTokens: Int,
     val reusedTokens: Int = 0,
@@ -49,6 +53,7 @@ data class GenerationReport(
     val finishReason: FinishReason? = null,
     val prefillMs: Double = 0.0,
     val decodeMs: Double = 0.0,
+    val drafts: DraftCounts? = null,
 ) {
     /** Decode speed: tokens after the first, which the prefill gives, by the time they took. */
     val tokensPerS: Double
@@ -73,9 +78,11 @@ class Generation internal constructor(val tokens: Flow<Token>, private val progr
         private var prefillMs = 0.0
         private var decodeMs = 0.0
         private var finishReason: FinishReason? = null
+        private var drafts: DraftCounts? = null
 
         @Synchronized
-        fun begin(reusedTokens: Int) {
+        fun begin(reusedTokens: Int, drafts: DraftCounts?) {
+            this.drafts = drafts
             tokenIds.clear()
             this.reusedTokens = reusedTokens
             prefillMs = 0.0
@@ -96,12 +103,18 @@ class Generation internal constructor(val tokens: Flow<Token>, private val progr
             return tokenIds.size
         }
 
+        /** The drafts so far. */
+        @Synchronized
+        fun drafted(drafts: DraftCounts) {
+            this.drafts = drafts
+        }
+
         @Synchronized
         fun finish(reason: FinishReason) {
             finishReason = reason
         }
 
         @Synchronized
-        fun report() = GenerationReport(promptTokens, reusedTokens, tokenIds.toList(), finishReason, prefillMs, decodeMs)
+        fun report() = GenerationReport(promptTokens, reusedTokens, tokenIds.toList(), finishReason, prefillMs, decodeMs, drafts)
     }
 }

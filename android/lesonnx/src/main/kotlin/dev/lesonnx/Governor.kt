@@ -19,7 +19,9 @@ internal const val MARGIN = 0.02
  * one runner, not thread-safe.
  */
 class Governor {
-    private var isOn = true
+    /** The side that was faster in the last round. */
+    var isOn = true
+        private set
     private var step = 0
     private val withIt = DoubleArray(TRIAL_STEPS)
     private val without = DoubleArray(TRIAL_STEPS)

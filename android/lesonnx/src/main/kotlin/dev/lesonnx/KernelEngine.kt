@@ -38,9 +38,8 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
     // Reads hold it shared; a change of the pieces waits for them, and they for it.
     private val pieceLock = ReentrantReadWriteLock()
 
-    // Decode steps bind the same few tensors every time.
+    // Decode steps and those with drafts bind the same tensors every time.
     private val bindings = HashMap<BindingKey, StageRun>()
-    private var boundTo: LayerWork? = null
 
     init {
         try {
@@ -93,7 +92,14 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
         }
     }
 
-    private data class BindingKey(val kind: Int, val piece: Int, val numExperts: Int, val isShared: Boolean)
+    private data class BindingKey(
+        val work: LayerWork,
+        val kind: Int,
+        val piece: Int,
+        val numExperts: Int,
+        val numRows: Int,
+        val isShared: Boolean,
+    )
 
     /** A run of [numExperts] experts with [numRows] rows in all: tensors over the work's own room for them. */
     private class StageRun(stage: OrtSession, cache: Tensor, work: LayerWork, isShared: Boolean, numExperts: Int, numRows: Int) : AutoCloseable {
@@ -227,15 +233,12 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
     }
 
     private fun run(kind: Int, piece: Int, isShared: Boolean, numExperts: Int, numRows: Int, work: LayerWork) {
-        if (work.numRows > 1) {
+        if (work.numRows > REWINDABLE_TOKENS) {
             StageRun(stages[kind], pieces[piece].tensor, work, isShared, numExperts, numRows).use(StageRun::run)
             return
         }
-        if (boundTo !== work || bindings.size >= MAX_BINDINGS) {
-            dropBindings()
-            boundTo = work
-        }
-        bindings.getOrPut(BindingKey(kind, piece, numExperts, isShared)) {
+        if (bindings.size >= MAX_BINDINGS) dropBindings()
+        bindings.getOrPut(BindingKey(work, kind, piece, numExperts, numRows, isShared)) {
             StageRun(stages[kind], pieces[piece].tensor, work, isShared, numExperts, numRows)
         }.run()
     }
@@ -245,13 +248,12 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
     }
 
     override fun forget(work: LayerWork) {
-        if (boundTo === work) dropBindings()
+        for (key in bindings.keys.filter { it.work === work }) bindings.remove(key)?.close()
     }
 
     private fun dropBindings() {
         bindings.values.forEach(StageRun::close)
         bindings.clear()
-        boundTo = null
     }
 
     override fun close() {
@@ -268,7 +270,7 @@ internal class KernelEngine(private val bundle: Bundle, private val platform: Pl
     companion object {
         /** Buffers of Java end at 2 GiB. */
         private const val MAX_PIECE_BYTES = 1L shl 30
-        private const val MAX_BINDINGS = 256
+        private const val MAX_BINDINGS = 512
         private const val NOWHERE = -1
 
         /** Why the kernel cannot be used for a bundle here; null where it can. */

@@ -1,6 +1,5 @@
 package dev.lesonnx
 
-import ai.onnxruntime.OnnxJavaType
 import ai.onnxruntime.OnnxJavaType.INT32
 
 /** Attention caches grow by this many tokens at a time. */
@@ -10,10 +9,10 @@ internal const val GROWTH_TOKENS = 512
  * The tensors a sequence carries from step to step: attention caches that grow, and states of fixed shape.
  *
  * A cache is one buffer, bound as past and present, and rewinds by stating a smaller length; [StepStates] says how far the
- * others go back. Lengths lie in tensors that parts are bound to, so a step only writes numbers. Owned by a runner, which
- * closes it; not thread-safe.
+ * others go back. Lengths lie in tensors that parts are bound to, so a step only writes numbers. Caches hold [leastCapacityTokens] from
+ * the start. Owned by a runner, which closes it; not thread-safe.
  */
-internal class LayerStates(manifest: BundleManifest, private val platform: Platform) : AutoCloseable {
+internal class LayerStates(manifest: BundleManifest, private val platform: Platform, private val leastCapacityTokens: Int = 0) : AutoCloseable {
     private class Cache(val memory: NativeMemory, val tensor: Tensor) : AutoCloseable {
         override fun close() {
             tensor.close()
@@ -64,11 +63,13 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         states.filter { it.part == partName }.associate { name(it) to caches.getValue(it.name).tensor }
 
     /** The capacity that holds that many tokens. */
-    fun capacityFor(numTokens: Int): Int =
-        minOf((numTokens + GROWTH_TOKENS - 1) / GROWTH_TOKENS * GROWTH_TOKENS, maxOf(maxTokens, numTokens))
+    fun capacityFor(numTokens: Int): Int = when {
+        numTokens <= leastCapacityTokens -> leastCapacityTokens
+        else -> minOf((numTokens + GROWTH_TOKENS - 1) / GROWTH_TOKENS * GROWTH_TOKENS, maxOf(maxTokens, numTokens))
+    }
 
     /** What the states take at a capacity. */
-    fun bytesAt(capacityTokens: Int): Long = states.sumOf { Tensor.bytesOf(type(it), shape(it, capacityTokens)) } + fixed.numBytes
+    fun bytesAt(capacityTokens: Int): Long = states.sumOf { Tensor.bytesOf(it.dtype.onnx, shape(it, capacityTokens)) } + fixed.numBytes
 
     /** What recurrent layers take for themselves inside a step of that many rows. */
     fun workingBytes(numRows: Int): Long = fixed.workingBytes(numRows)
@@ -82,8 +83,8 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         // One after the other, so that at most one cache is there twice.
         for (state in states) {
             val shape = shape(state, capacity)
-            val memory = platform.allocate(Tensor.bytesOf(type(state), shape))
-            val grown = Cache(memory, Tensor(type(state), shape, memory.buffer))
+            val memory = platform.allocate(Tensor.bytesOf(state.dtype.onnx, shape))
+            val grown = Cache(memory, Tensor(state.dtype.onnx, shape, memory.buffer))
             caches.put(state.name, grown)?.use { copy(it.tensor, grown.tensor) }
         }
         capacityTokens = capacity
@@ -101,14 +102,22 @@ internal class LayerStates(manifest: BundleManifest, private val platform: Platf
         }
     }
 
-    private fun type(state: State) = when (state.dtype) {
-        Dtype.FLOAT16 -> OnnxJavaType.FLOAT16
-        Dtype.INT8 -> OnnxJavaType.INT8
-        else -> OnnxJavaType.FLOAT
-    }
-
     private fun shape(state: State, capacityTokens: Int) =
         LongArray(state.shape.size) { place -> (state.shape[place] as? Dimension.Fixed)?.size ?: capacityTokens.toLong() }
+
+    /** Puts a step's rows [1, heads, T, size] into attention caches, by the states' names: twins do not. */
+    fun writeRows(rows: Map<String, Tensor>) {
+        for ((name, tensor) in rows) {
+            val cache = caches.getValue(name).tensor
+            val heads = cache.shape[1].toInt()
+            val size = cache.shape[3].toInt() * cache.type.size
+            val length = tensor.bytes.capacity() / heads
+            for (head in 0 until heads) {
+                val source = tensor.bytes.duplicate().limit((head + 1) * length).position(head * length)
+                cache.bytes.duplicate().position(cache.bytes.capacity() / heads * head + numTokens * size).put(source)
+            }
+        }
+    }
 
     /** States the lengths of a step of that many rows; room must have been reserved. */
     fun begin(numRows: Int) {

@@ -1,5 +1,9 @@
 package dev.lesonnx
 
+import dev.lesonnx.speculative.NO_DRAFTER
+import dev.lesonnx.speculative.checkDrafter
+import java.nio.file.Path
+
 /** Reads under way at once, where the schedule does not say otherwise. */
 const val DEFAULT_LOADERS = 4
 private const val MAX_LOADERS = 64
@@ -9,7 +13,9 @@ private const val MAX_THREADS = 256
 val SCHEDULES: List<String> = listOf("on-demand", "cache", "les", "resident")
 
 /**
- * How a bundle is run. None of these changes what the model says ([prefillChunkTokens] may change rounding).
+ * How a bundle is run. None of these changes what the model says ([prefillChunkTokens] and [draft] may change rounding; drafts that
+ * are drawn, of `draft-model` and `dspark` with a temperature, give other tokens of the same distribution; twins of [accelerate] round
+ * otherwise).
  *
  * @property schedule `les` (default), `cache`, `on-demand` or `resident`: how experts get into memory
  * @property engine `auto`, `kernel` or `session`: what computes them
@@ -21,6 +27,11 @@ val SCHEDULES: List<String> = listOf("on-demand", "cache", "les", "resident")
  * @property memoryBudgetBytes bounds the process: experts get what runtime, dense parts, attention caches and buffers leave
  * @property prefillChunkTokens the chunk in which a prompt runs; null: the bundle's
  * @property numThreads threads that compute; null: one a core. The first model loaded in a process decides how many the common pool has
+ * @property draft what proposes tokens that are then verified several at a time: `none` (default), `ngram`, `draft-model`, `dspark` or
+ *   `mtp`; see [dev.lesonnx.speculative.DRAFTERS]
+ * @property draftModel the bundle that drafts, of `draft-model` alone
+ * @property accelerate `auto` (default): the bundle's twins of dense parts run where their execution providers are installed; `off`: never;
+ *   `cpu`: on the CPU provider, to try them
  */
 data class LoadOptions(
     val schedule: String = "les",
@@ -33,14 +44,19 @@ data class LoadOptions(
     val memoryBudgetBytes: Long? = null,
     val prefillChunkTokens: Int? = null,
     val numThreads: Int? = null,
+    val draft: String = NO_DRAFTER,
+    val draftModel: Path? = null,
+    val accelerate: String = "auto",
 ) {
-    /** [InputError] for a number that no model can be run with. */
+    /** [InputError] for a number or a drafter that no model can be run with. */
     internal fun check() {
         if (prefillChunkTokens != null && prefillChunkTokens < 1) {
             throw InputError("prefill chunk is $prefillChunkTokens tokens, expected at least 1")
         }
         if (numThreads != null && numThreads !in 1..MAX_THREADS) throw InputError("num_threads is $numThreads, expected 1 to $MAX_THREADS")
         if (numLoaders != null && numLoaders !in 1..MAX_LOADERS) throw InputError("num_loaders is $numLoaders, expected 1 to $MAX_LOADERS")
+        checkDrafter(draft, draftModel)
+        if (accelerate !in ACCELERATIONS) throw InputError("accelerate is '$accelerate', expected one of ${ACCELERATIONS.joinToString()}")
     }
 
     /** The schedule's settings with the changes to them; [InputError] for a bad one. */

@@ -3,7 +3,7 @@ package dev.lesonnx
 /** What a manifest must say beyond its types; the checks of `lesonnx/manifest.py`, in its words. */
 internal class ManifestCheck(private val manifest: BundleManifest) {
     /** The first thing that is wrong, as `field: what`; null where nothing is. */
-    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + references()).firstOrNull()
+    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + twins() + references()).firstOrNull()
 
     private fun facts(): Sequence<String> = sequence {
         if (!VERSION.matches(manifest.onnxruntimeAtLeast)) {
@@ -134,6 +134,16 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         )) if (path != null) path("tokenizer.$key", path)
     }
 
+    private fun drafter(): Sequence<String> = sequence {
+        val drafter = manifest.drafter ?: return@sequence
+        yieldAll(DrafterCheck(manifest, drafter).ownProblems().map { "drafter.$it" })
+    }
+
+    private fun twins(): Sequence<String> = sequence {
+        val twins = manifest.twins ?: return@sequence
+        yieldAll(TwinCheck(manifest, twins).ownProblems().map { "twins.$it" })
+    }
+
     /** What one record says of another. */
     private fun references(): Sequence<String> = sequence {
         val parts = manifest.parts
@@ -173,6 +183,8 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
                 }
             }
         }
+        manifest.drafter?.let { yieldAll(DrafterCheck(manifest, it).fitProblems()) }
+        manifest.twins?.let { twins -> yieldAll(TwinCheck(manifest, twins).fitProblems().map { "twins: $it" }) }
     }
 
     private suspend fun SequenceScope<String>.same(field: String, found: Int, expected: Int) {

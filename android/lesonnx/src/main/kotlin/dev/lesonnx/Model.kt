@@ -1,5 +1,8 @@
 package dev.lesonnx
 
+import dev.lesonnx.speculative.DraftCounts
+import dev.lesonnx.speculative.Speculator
+import dev.lesonnx.speculative.makeDrafter
 import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.currentCoroutineContext
@@ -30,6 +33,7 @@ class Model private constructor(
     val bundle: Bundle,
     val options: LoadOptions,
     private val runner: Runner,
+    private val speculator: Speculator?,
     private val tokenizer: Tokenizer?,
     /** The engine in use: `kernel` or `session`. */
     val engineName: String,
@@ -40,6 +44,12 @@ class Model private constructor(
 
     /** Stands for the collection that may run: a generation can be collected again. Touched on the model's thread only. */
     private var owner: Any? = null
+
+    /**
+     * Where the sequence ends for whoever reads its tokens: before the last of them, which has not run. Tokens that were drafted may have
+     * run behind it, if the generation ended or was cancelled among them. Touched on the model's thread only.
+     */
+    private var sequenceEnd = 0
 
     /** Whether everything is freed; touched on the model's thread only, where a generation may still wait for its turn. */
     private var isFreed = false
@@ -90,7 +100,8 @@ class Model private constructor(
         return generation(encode(format.render(messages), addSpecialTokens = false), options, reuse = true)
     }
 
-    private fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
+    /** [reuse]: what the sequence begins with already is not computed again. */
+    internal fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
         checkPrompt(promptIds, bundle.manifest.model.vocabSize)
         val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
         if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
@@ -109,7 +120,7 @@ class Model private constructor(
     private fun closedInstead(error: Throwable): Throwable =
         if (error is CancellationException && worker.executor.isShutdown) IllegalStateException(CLOSED, error) else error
 
-    /** The generation itself: prefill, then a token a step. Runs on the model's thread. */
+    /** The generation itself: prefill, then a step at a time, which gives a token, or several where drafts are right. Runs on the model's thread. */
     private suspend fun FlowCollector<Token>.steps(
         promptIds: IntArray,
         limit: Int,
@@ -128,18 +139,27 @@ class Model private constructor(
         check(!isFreed) { CLOSED }
         val self = Any()
         owner = self
-        val reused = if (reuse) runner.commonTokens(promptIds) else 0
-        progress.begin(reused)
+        val reused = if (reuse) runner.commonTokens(promptIds, sequenceEnd) else 0
+        progress.begin(reused, speculator?.let { DraftCounts() })
         runner.rewind(reused)
+        sequenceEnd = reused
+        speculator?.begin(promptIds, reused, sampler)
         var began = System.nanoTime()
-        var logits = runner.prefill(promptIds.copyOfRange(reused, promptIds.size)) { context.ensureActive() }
+        val logits = runner.prefill(promptIds.copyOfRange(reused, promptIds.size)) {
+            sequenceEnd = runner.numTokens
+            context.ensureActive()
+        }
+        sequenceEnd = promptIds.size
         progress.prefilled((System.nanoTime() - began) / NS_PER_MS)
 
         // 2. Token by token, until the end-of-sequence token, a stop string or the limit.
         began = System.nanoTime()
+        var coming = intArrayOf(sampler.sample(logits))
+        var place = 0
         while (true) {
-            val token = sampler.sample(logits)
+            val token = coming[place++]
             val count = progress.add(token, (System.nanoTime() - began) / NS_PER_MS)
+            sequenceEnd = promptIds.size + count - 1
             if (token in eos) {
                 progress.finish(FinishReason.EOS)
                 break
@@ -157,7 +177,11 @@ class Model private constructor(
             yield()
             check(!isFreed) { CLOSED }
             check(owner === self) { "another generation has begun with this model" }
-            logits = runner.step(intArrayOf(token), LAST_ROW)
+            if (place == coming.size) {
+                place = 0
+                coming = nextTokens(token, limit - count, sampler, eos)
+                speculator?.let { progress.drafted(it.counts) }
+            }
         }
 
         // 3. What was held back: half a character, or the beginning of a stop string.
@@ -166,6 +190,10 @@ class Model private constructor(
             if (text.isNotEmpty()) emit(Token(null, text))
         }
     }
+
+    /** What comes after [token], which has not run: one token, or up to [most]. */
+    private fun nextTokens(token: Int, most: Int, sampler: Sampler, ends: Set<Int>): IntArray =
+        speculator?.next(token, most, ends) ?: intArrayOf(sampler.sample(runner.step(intArrayOf(token), LAST_ROW)))
 
     /** Limits the experts, between two steps; null lifts that. What it meets, the next step reports. */
     internal fun limitExperts(numBytes: Long?) {
@@ -194,6 +222,7 @@ class Model private constructor(
         val freed = try {
             worker.executor.submit {
                 isFreed = true
+                speculator?.close()
                 runner.close()
                 tokenizer?.close()
             }
@@ -221,7 +250,13 @@ class Model private constructor(
         fun load(directory: Path, platform: Platform, options: LoadOptions = LoadOptions()): Model = load(Bundle(directory), platform, options)
 
         /** The same from a bundle that is open already. */
-        fun load(bundle: Bundle, platform: Platform, options: LoadOptions = LoadOptions()): Model {
+        fun load(bundle: Bundle, platform: Platform, options: LoadOptions = LoadOptions()): Model =
+            load(bundle, platform, options) { runner, numThreads ->
+                makeDrafter(options.draft, bundle, options.draftModel, platform, options.engine, numThreads)?.let { Speculator(runner, it) }
+            }
+
+        /** The same with the speculator that [speculate] makes for the runner. */
+        internal fun load(bundle: Bundle, platform: Platform, options: LoadOptions, speculate: (Runner, numThreads: Int) -> Speculator?): Model {
             options.check()
             val config = options.schedulerConfig()
             val budget = options.expertBudgetBytes ?: bundle.expertBytes
@@ -232,18 +267,24 @@ class Model private constructor(
             val context = bundle.manifest.model.maxPositionEmbeddings
             val chunk = minOf(options.prefillChunkTokens?.toLong() ?: bundle.manifest.prefillChunkTokens, context.toLong()).toInt()
             val loader = closeOnError(engine) { ExpertLoader(bundle, engine, config, budget, config.maxLoads) }
-            val runner = closeOnError(loader) { Runner(bundle, loader, platform, chunk, numThreads) }
+            val twins = closeOnError(loader) { Twins(bundle, platform, options.accelerate, numThreads) }
+            val runner = closeOnError(loader) { closeOnError(twins) { Runner(bundle, loader, platform, chunk, numThreads, twins) } }
             return closeOnError(runner) {
                 if (config.lookahead && options.lookahead == null) runner.governor = Governor()
-                options.memoryBudgetBytes?.let(runner::boundMemory)
-                Model(bundle, options, runner, platform.openTokenizer(bundle), engine.name, engine.notes + notes(bundle, loader, config))
+                // Before the memory is bounded: a draft model takes its part of it.
+                val speculator = speculate(runner, numThreads)
+                closeOnError(speculator) {
+                    options.memoryBudgetBytes?.let { runner.boundMemory(it, drafts = speculator != null) }
+                    val tokenizer = platform.openTokenizer(bundle)
+                    Model(bundle, options, runner, speculator, tokenizer, engine.name, engine.notes + twins.notes + notes(bundle, loader, config))
+                }
             }
         }
 
-        private fun <T> closeOnError(owned: AutoCloseable, make: () -> T): T = try {
+        private fun <T> closeOnError(owned: AutoCloseable?, make: () -> T): T = try {
             make()
         } catch (error: Throwable) {
-            owned.close()
+            owned?.close()
             throw error
         }
 

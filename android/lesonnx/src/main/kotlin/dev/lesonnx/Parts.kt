@@ -36,6 +36,15 @@ enum class PartRole {
 
     @SerialName("replay")
     REPLAY,
+
+    @SerialName("drafter_context")
+    DRAFTER_CONTEXT,
+
+    @SerialName("drafter_block")
+    DRAFTER_BLOCK,
+
+    @SerialName("drafter_markov")
+    DRAFTER_MARKOV,
 }
 
 /** A dense ONNX model of the bundle. [providers]: execution providers by target, in order of preference. */
@@ -50,7 +59,7 @@ data class Part(
     val providers: Map<Target, List<Provider>> = emptyMap(),
 )
 
-/** A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity. */
+/** A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches. */
 @Serializable
 data class Value(val name: String, val dtype: Dtype, val shape: List<Dimension>)
 

@@ -9,6 +9,9 @@ import java.nio.file.Path
  * Implementations are stateless and thread-safe: `dev.lesonnx.jvm.JvmPlatform` and `dev.lesonnx.android.AndroidPlatform`.
  */
 interface Platform {
+    /** What it is in a manifest's lists of execution providers. */
+    val target: Target
+
     /** Opens a file for direct reads; the caller closes it. Throws IOException. */
     fun openReader(path: Path): DirectReader
 

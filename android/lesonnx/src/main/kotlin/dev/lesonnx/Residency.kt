@@ -90,6 +90,29 @@ internal class Residency(layers: List<LayerShape>, budgetBytes: Long, policy: St
         }
     }
 
+    /**
+     * For each of the coming [rows] the bytes of absent experts that it uses first, as far as odds tell: a row uses each expert
+     * with the policy's odds, whatever other rows use.
+     */
+    fun expectedNewBytes(rows: Int, isAbsent: (expert: Int) -> Boolean): LongArray {
+        val newBytes = LongArray(rows)
+        val odds = LongArray(numExperts.max())
+        for (layer in numExperts.indices) {
+            policy.odds(layer, odds)
+            for (e in 0 until numExperts[layer]) {
+                val expert = first[layer] + e
+                if (!isAbsent(expert)) continue
+                var firstUse = odds[e]
+                for (row in newBytes.indices) {
+                    newBytes[row] += cost[expert] * firstUse
+                    firstUse = (firstUse * (ONE - odds[e])) shr ODDS_BITS
+                }
+            }
+        }
+        for (row in newBytes.indices) newBytes[row] = newBytes[row] shr ODDS_BITS
+        return newBytes
+    }
+
     /** The least entry of evictable experts whose slots hold [expert]; -NONE if a slot is free, NONE for none. */
     fun worst(expert: Int): Long {
         if (slots.hasFree(classOf[expert])) return -NONE

@@ -7,8 +7,8 @@ import java.nio.FloatBuffer
 /**
  * Runs a bundle for one sequence: token ids in, logits out, walking embed, segments with their experts, and head.
  *
- * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader, once it is made; close it to free
- * sessions and experts.
+ * It samples nothing and decides nothing about loading. Not thread-safe; owns the loader and the twins, once it is made; close it to
+ * free sessions and experts.
  */
 internal class Runner(
     val bundle: Bundle,
@@ -17,6 +17,8 @@ internal class Runner(
     /** The chunk in which a prompt runs. */
     val prefillChunkTokens: Int,
     numThreads: Int,
+    /** The bundle's twins that are open here. */
+    private val twins: Twins = Twins(bundle, platform, "off", numThreads),
 ) : AutoCloseable {
     private val manifest = bundle.manifest
     private val vocabSize = manifest.model.vocabSize
@@ -28,16 +30,27 @@ internal class Runner(
     private var expertLimitBytes: Long? = null
     private var memoryBound: MemoryBound? = null
 
+    /** Who is told what layers give, if anyone: only then are these outputs asked for. Owned by its setter. */
+    var layerReader: LayerReader? = null
+        set(reader) {
+            field = reader?.takeIf { it.layerIdxs.isNotEmpty() }
+            clearSteps()
+            clearMemories { true }
+        }
+
     private class MemoryBound(val budgetBytes: Long, val fixedBytes: Long)
 
-    val states = LayerStates(manifest, platform)
+    val states = LayerStates(manifest, platform, twins.capacityTokens)
     private val expertBudgetBytes = loader.expertBudgetBytes
     private val parts: DenseParts
     private val hasSharedExperts = manifest.expertLayers.any { it.sharedKind != null }
 
-    // By width; beside decode's one row, only the last width is kept.
+    // By width, and their memories by the most rows: widths of drafts share one, of wider ones only the last is kept.
     private val steps = HashMap<Int, Step>()
+    private val memories = HashMap<Int, StepMemory>()
     private val logits = FloatArray(vocabSize)
+    private var draftLogits: DraftLogits? = null
+    private var stepRows = 0
 
     // The tokens of the sequence, for prompts that begin as it does.
     private var tokens = IntArray(GROWTH_TOKENS)
@@ -58,12 +71,12 @@ internal class Runner(
     fun rewind(numTokens: Int) = states.rewind(numTokens) { name, inputs, outputs -> parts.bind(name, inputs, outputs).run() }
 
     /**
-     * How many tokens of the sequence, to which it can be rewound, a prompt begins with.
+     * How many tokens of the sequence, to which it can be rewound, a prompt begins with; at most [atMost].
      *
      * The prompt's last token never counts, since it must run.
      */
-    fun commonTokens(tokenIds: IntArray): Int {
-        val most = minOf(numTokens, tokenIds.size - 1)
+    fun commonTokens(tokenIds: IntArray, atMost: Int = numTokens): Int {
+        val most = minOf(numTokens, atMost, tokenIds.size - 1)
         var count = 0
         while (count < most && tokens[count] == tokenIds[count]) count++
         return states.reachable(count)
@@ -73,12 +86,14 @@ internal class Runner(
 
     /**
      * Bounds the process: experts get what is left of [memoryBudgetBytes], less as caches grow. [BudgetError] if that is too
-     * little. Call once, before the first step.
+     * little. Call once, before the first step; [drafts] says whether there will be steps with drafts.
      */
-    fun boundMemory(memoryBudgetBytes: Long) {
+    fun boundMemory(memoryBudgetBytes: Long, drafts: Boolean = false) {
         warmUp()
         val chunk = prefillChunkTokens
-        val buffers = 2 * StepBuffers.bytesFor(manifest, chunk) + chunk.toLong() * vocabSize / 8
+        val layersRead = layerReader?.layerIdxs.orEmpty().size
+        var buffers = 2 * StepMemory.bytesFor(manifest, chunk, layersRead) + chunk.toLong() * vocabSize / 8
+        if (drafts) buffers += StepMemory.draftBytesFor(manifest, layersRead)
         val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + buffers + states.workingBytes(chunk) + SPARE_BYTES
         memoryBound = MemoryBound(memoryBudgetBytes, fixed)
         shareMemory(states.capacityFor(1))
@@ -105,6 +120,15 @@ internal class Runner(
         }
         bound.lookaheads.forEach(Binding::run)
         bound.head.run()
+        twins.widths.forEach(::warmUp)
+        layerReader?.warmUp()
+    }
+
+    private fun warmUp(width: TwinWidth) {
+        val step = stepFor(width.rows)
+        width.begin(step.buffers.positionIds, states.totalSequenceLength)
+        for (place in parts.segments.indices) step.runSegment(place, width)
+        if (width.hasHead) step.runHead(width)
     }
 
     /** Gives the experts what budgets, pressure and a capacity of attention caches leave them. */
@@ -112,7 +136,7 @@ internal class Runner(
         var share = minOf(expertBudgetBytes, bundle.expertBytes)
         memoryBound?.let { bound ->
             val least = if (loader.keepsAll) bundle.expertBytes else bundle.leastBudgetBytes
-            val caches = states.bytesAt(capacityTokens)
+            val caches = states.bytesAt(capacityTokens) + (layerReader?.bytesAt(capacityTokens) ?: 0)
             val left = ((bound.budgetBytes - bound.fixedBytes - caches) / loader.engine.memoryPerByte).toLong()
             if (left < least) {
                 throw BudgetError(
@@ -151,11 +175,40 @@ internal class Runner(
      * Runs T tokens in one pass; gives the logits [R,V] of the rows asked for (no head where there are none). Those of one row
      * are the runner's array, valid until the next step.
      */
-    fun step(tokenIds: IntArray, logitRows: IntArray): FloatArray {
+    fun step(tokenIds: IntArray, logitRows: IntArray): FloatArray = step(tokenIds, 0) { logits(it, logitRows) }
+
+    /**
+     * Runs a token and drafts of those after it in one pass; gives the logits [V] of each, valid until the next such step. [keep]
+     * must follow.
+     */
+    fun draftStep(tokenIds: IntArray): List<FloatArray> = step(tokenIds, tokenIds.size - 1) { step ->
+        val room = draftRoom()
+        step.draftHead(room).run()
+        room.read(tokenIds.size)
+    }
+
+    /** Of the last step, which had drafts, the first rows stay: the others are gone back over and were no use. */
+    fun keep(numRows: Int) {
+        loader.accept(IntArray(numRows) { it })
+        rewind(numTokens - stepRows + numRows)
+    }
+
+    /** Makes and binds what a [draftStep] of so many rows needs, so that the first one takes no longer than those after it. */
+    fun prepareDrafts(numRows: Int) {
+        reserve(numTokens + numRows)
+        stepFor(numRows).run {
+            bound
+            draftHead(draftRoom())
+        }
+    }
+
+    private fun draftRoom() = draftLogits ?: DraftLogits(vocabSize, platform).also { draftLogits = it }
+
+    private fun <T> step(tokenIds: IntArray, numDrafts: Int, head: (Step) -> T): T {
         for (id in tokenIds) if (id !in 0 until vocabSize) throw InputError("token id $id is outside 0..${vocabSize - 1}")
         val numRows = tokenIds.size
         val total = numTokens + numRows
-        if (total > states.capacityTokens) grow(total)
+        reserve(total)
         val step = stepFor(numRows)
         val buffers = step.buffers
         for (row in tokenIds.indices) {
@@ -163,34 +216,44 @@ internal class Runner(
             buffers.positionIds.longs.put(row, (numTokens + row).toLong())
         }
         states.begin(numRows)
-        loader.beginStep(numRows)
-        // Of steps of one row the governor knows which side is faster; a prefill has too much to read not to look ahead.
+        loader.beginStep(numRows, numDrafts)
+        // Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a prefill has
+        // too much to read not to look ahead.
         val governor = governor?.takeIf { numRows == 1 }
-        val looksAhead = loader.usesLookahead && governor?.wants() != false
+        val looksAhead = loader.usesLookahead && (governor?.wants() ?: (numDrafts == 0 || this.governor?.isOn != false))
         val stepBegan = System.nanoTime()
         var began = stepBegan
         val bound = step.bound
+        val width = widthFor(numRows)
+        width?.begin(buffers.positionIds, states.totalSequenceLength)
         bound.embed.run()
         for (place in bound.segments.indices) {
-            bound.segments[place].run()
+            step.runSegment(place, width)
             buffers.work.route(loader.first(place), buffers.topkIds)
             loader.tookDense(System.nanoTime() - began)
             val lookahead = if (looksAhead && place + 1 < bound.segments.size) lookahead(step, place) else null
             loader.runLayer(place, buffers.work, lookahead, bound.mixers[place]?.let { it::run })
             began = System.nanoTime()
         }
-        val result = logits(step, logitRows)
+        val result = head(step)
         val ended = System.nanoTime()
         loader.tookDense(ended - began)
         governor?.took((ended - stepBegan) / 1e9)
         if (total > tokens.size) tokens = tokens.copyOf(maxOf(total, 2 * tokens.size))
         tokenIds.copyInto(tokens, numTokens)
+        val position = numTokens
         states.commit(numRows)
+        stepRows = numRows
+        layerReader?.observe(position, buffers.gatherLayers())
         return result
     }
 
-    /** The experts give way before the caches grow: the budget holds at every moment. */
-    private fun grow(totalTokens: Int) {
+    /** The twins that a step of that many rows uses; none where somebody reads layers, which twins do not give. */
+    private fun widthFor(numRows: Int): TwinWidth? = if (layerReader == null) twins.forStep(numRows, states) else null
+
+    /** Room for that many tokens in all. The experts give way before the caches grow: the budget holds at every moment. */
+    private fun reserve(totalTokens: Int) {
+        if (totalTokens <= states.capacityTokens) return
         if (totalTokens > states.maxTokens) {
             throw ContextError("$totalTokens tokens do not fit the model's context of ${states.maxTokens}")
         }
@@ -215,12 +278,12 @@ internal class Runner(
         }
     }
 
-    /** The head on some rows; without any it still runs where it carries states (dense layers come last). */
+    /** The head on some rows; without any it still runs where it carries states (dense layers come last), or gives what is read. */
     private fun logits(step: Step, rows: IntArray): FloatArray {
-        if (rows.isEmpty() && !parts.headCarriesStates) return NO_LOGITS
+        if (rows.isEmpty() && !parts.headCarriesStates && !step.headIsRead) return NO_LOGITS
         if (rows.size > 1) return manyLogits(step, rows)
         step.headRow.longs.put(0, (rows.firstOrNull() ?: 0).toLong())
-        step.bound.head.run()
+        step.runHead(if (step.buffers.numRows == 1) widthFor(1) else null)
         if (rows.isEmpty()) return NO_LOGITS
         copy(step.headLogits.floats, logits)
         return logits
@@ -240,8 +303,17 @@ internal class Runner(
     }
 
     private fun stepFor(numRows: Int): Step = steps[numRows] ?: run {
-        for (width in steps.keys.filter { it != 1 }) steps.remove(width)?.let(::closeStep)
-        Step(manifest, parts, states, numRows, platform).also { steps[numRows] = it }
+        if (numRows > REWINDABLE_TOKENS) {
+            for (width in steps.keys.filter { it > REWINDABLE_TOKENS }) steps.remove(width)?.let(::closeStep)
+            clearMemories { it > REWINDABLE_TOKENS }
+        }
+        val mostRows = if (numRows > 1) maxOf(numRows, REWINDABLE_TOKENS) else 1
+        val memory = memories.getOrPut(mostRows) { StepMemory(manifest, mostRows, layerReader?.layerIdxs.orEmpty(), platform) }
+        Step(memory, parts, states, numRows, platform).also { steps[numRows] = it }
+    }
+
+    private fun clearMemories(which: (mostRows: Int) -> Boolean) {
+        for (mostRows in memories.keys.filter(which)) memories.remove(mostRows)?.close()
     }
 
     private fun clearSteps() {
@@ -258,6 +330,9 @@ internal class Runner(
         // First the loader: a step that was broken off may still be predicting.
         loader.close()
         clearSteps()
+        clearMemories { true }
+        draftLogits?.close()
+        twins.close()
         parts.close()
         states.close()
     }

@@ -103,6 +103,9 @@ class Scheduler(
      */
     fun committedBytes(): Long = residency.committedBytes()
 
+    /** For each of the next step's [rows] the bytes that it is expected to add to what must be loaded. */
+    fun expectedNewBytes(rows: Int): LongArray = residency.expectedNewBytes(rows) { state[it] != ExpertState.RESIDENT }
+
     // ---- events
 
     /** A step of [rows] tokens begins, the last [drafts] of which may be rejected (see [accept]). */

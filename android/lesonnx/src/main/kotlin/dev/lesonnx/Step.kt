@@ -6,19 +6,19 @@ import ai.onnxruntime.OnnxJavaType.INT64
 /**
  * The buffers of a step of [numRows] rows, and the parts bound to them. Made once a width, valid until a state moves.
  *
- * Owned by a runner, which closes it; owns the buffers. Not thread-safe.
+ * Owned by a runner, which closes it; owns the buffers, not their memory. Not thread-safe.
  */
 internal class Step(
-    private val manifest: BundleManifest,
+    memory: StepMemory,
     private val parts: DenseParts,
     private val states: LayerStates,
     private val numRows: Int,
     platform: Platform,
 ) : AutoCloseable {
-    val buffers = StepBuffers(manifest, numRows, platform)
+    val buffers = StepBuffers(memory, numRows)
     private val headArena = TensorArena(platform)
     private val rowsAt = headArena.plan(INT64, 1)
-    private val logitsAt = headArena.plan(FLOAT, 1, manifest.model.vocabSize.toLong())
+    private val logitsAt = headArena.plan(FLOAT, 1, memory.manifest.model.vocabSize.toLong())
 
     init {
         headArena.allocate()
@@ -45,12 +45,43 @@ internal class Step(
         val head = bindHead(headRow, headLogits)
     }
 
+    // By part, those of the head too.
+    private val twins = HashMap<String, BoundTwin>()
+
+    /** Segment number [place]: itself, or its twin where the step has twins. */
+    fun runSegment(place: Int, width: TwinWidth?) {
+        if (width == null) return bound.segments[place].run()
+        val part = parts.segments[place]
+        twins.getOrPut(part.name) { width.bind(part.name, inputs(part, place), activations(part, place), states) }.run()
+    }
+
+    /** The head of a step of one row: itself, or its twin. */
+    fun runHead(width: TwinWidth?) {
+        if (width == null || !width.hasHead) return bound.head.run()
+        twins.getOrPut(parts.head.name) { width.bindHead(inputs(parts.head, parts.segments.size), headLogits, states) }.run()
+    }
+
     /** The head for other rows, on the side of now. */
     fun bindHead(rows: Tensor, logits: Tensor): Binding = parts.bind(
         parts.head.name,
         inputs(parts.head, parts.segments.size) + ("logit_rows" to rows),
-        states.outputs(parts.head.name, numRows) + ("logits" to logits),
+        states.outputs(parts.head.name, numRows) + readOf(parts.head) + ("logits" to logits),
     )
+
+    private var draftHeads = arrayOfNulls<Binding>(2)
+    private var draftTensors = emptyList<Tensor>()
+
+    /** The head for every row, on the side of now, which writes to [room]. */
+    fun draftHead(room: DraftLogits): Binding = draftHeads[states.side] ?: run {
+        if (draftTensors.isEmpty()) draftTensors = listOf(room.rows(numRows), room.logits(numRows))
+        bindHead(draftTensors[0], draftTensors[1]).also { draftHeads[states.side] = it }
+    }
+
+    /** Whether the head gives what a drafter reads. */
+    val headIsRead: Boolean = readOf(parts.head).isNotEmpty()
+
+    /** The layer outputs of a part that a drafter reads. */
+    private fun readOf(part: Part): Map<String, Tensor> = part.outputs.mapNotNull { value -> buffers.layerOutputs[value.name]?.let { value.name to it } }.toMap()
 
     /** The tensors that a part reads; [place] counts the segments before it, but for a mixer, whose own is behind it. */
     private fun inputs(part: Part, place: Int): Map<String, Tensor> {
@@ -75,7 +106,11 @@ internal class Step(
         return part.inputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
     }
 
-    private fun outputs(part: Part, place: Int): Map<String, Tensor> {
+    private fun outputs(part: Part, place: Int): Map<String, Tensor> =
+        activations(part, place) + states.outputs(part.name, numRows) + readOf(part)
+
+    /** The tensors that a segment or mixer writes, beside states and what drafters read. */
+    private fun activations(part: Part, place: Int): Map<String, Tensor> {
         val after = buffers.streamAfter(place)
         val known = mapOf(
             "residual_out" to if (part.role == PartRole.MIXER) checkNotNull(buffers.mixedResidual) else after.residual,
@@ -85,11 +120,12 @@ internal class Step(
             "router_scores" to buffers.routerScores,
             "shared_weights_out" to after.sharedWeights,
         )
-        val given = part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
-        return given + states.outputs(part.name, numRows)
+        return part.outputs.mapNotNull { value -> known[value.name]?.let { value.name to it } }.toMap()
     }
 
     override fun close() {
+        twins.values.forEach(BoundTwin::close)
+        draftTensors.forEach(Tensor::close)
         headArena.close()
         buffers.close()
     }

@@ -12,6 +12,18 @@ import java.nio.LongBuffer
 /** ONNX Runtime reads tensors fastest from here on. */
 private const val TENSOR_ALIGNMENT_BYTES = 64L
 
+/** The type as ONNX Runtime's Java names it. */
+internal val Dtype.onnx: OnnxJavaType
+    get() = when (this) {
+        Dtype.FLOAT32 -> OnnxJavaType.FLOAT
+        Dtype.FLOAT16 -> OnnxJavaType.FLOAT16
+        Dtype.INT64 -> OnnxJavaType.INT64
+        Dtype.INT32 -> OnnxJavaType.INT32
+        Dtype.BOOL -> OnnxJavaType.BOOL
+        Dtype.UINT8 -> OnnxJavaType.UINT8
+        Dtype.INT8 -> OnnxJavaType.INT8
+    }
+
 /** A tensor over memory that somebody else owns: [bytes], read and written in place. Owns only ONNX Runtime's handle. */
 internal class Tensor(val type: OnnxJavaType, val shape: LongArray, val bytes: ByteBuffer) : AutoCloseable {
     val onnx: OnnxTensor = OrtEnvironment.getEnvironment().let { environment ->

@@ -128,6 +128,42 @@ internal class BundleManifestTest {
     }
 
     @Test
+    fun `twins fit the parts that they stand for`() {
+        val whole = Json.parseToJsonElement(Files.readString(TestData.mobile.resolve("bundles/qwen3_moe-twins-ios-float/manifest.json")))
+        fun says(expected: String, value: JsonElement?, vararg path: Any) =
+            assertSays(expected, problem(whole.with(listOf("twins") + path, value).toString()))
+        says("twins.float_bits: 8, expected one of 16, 32", JsonPrimitive(8), "float_bits")
+        says("twins.exact_over_widths: true, expected false", JsonPrimitive(true), "exact_over_widths")
+        says("twins.path '../x' must be relative", JsonPrimitive("../x"), "data")
+        says("twins: 'embed' with", JsonPrimitive("embed"), "parts", 0, "part")
+        says("twins: every segment needs its selection", JsonArray(emptyList()), "selections")
+        says("twins: positions takes 'colour', which no host has for it", JsonPrimitive("colour"), "positions", "inputs", 0, "name")
+        says("is not fixed", JsonPrimitive("T"), "parts", 0, "inputs", 0, "shape", 1)
+        says("expected int64", JsonPrimitive(99), "parts", 0, "rows")
+        says("twins: the selection of 'segment_", JsonPrimitive("colour"), "selections", 0, "inputs", 0, "name")
+    }
+
+    @Test
+    fun `a drafter fits its model`() {
+        val whole = Json.parseToJsonElement(Files.readString(TestData.mobile.resolve("bundles/sample-dspark-int4/manifest.json")))
+        val parts = whole.jsonObject.getValue("drafter").jsonObject.getValue("parts").jsonArray
+        val at = parts.map { it.jsonObject.getValue("role").toString().trim('"') }
+        fun says(expected: String, value: JsonElement?, vararg path: Any) =
+            assertSays(expected, problem(whole.with(listOf("drafter") + path, value).toString()))
+        says("drafter.block_size: 0, expected 1 to 256", JsonPrimitive(0), "block_size")
+        says("drafter.kind", JsonPrimitive("medusa"), "kind")
+        says("drafter.target_layer_ids: empty", JsonArray(emptyList()), "target_layer_ids")
+        says("drafter.parts.0.path: path '../x' must be relative", JsonPrimitive("../x"), "parts", 0, "path")
+        says("drafter: mask_token_id is 2048, expected less than 2048", JsonPrimitive(2048), "mask_token_id")
+        says("names layer 77, whose output no part gives", JsonPrimitive(77), "target_layer_ids", 0)
+        says("drafter: target_layer_ids names a layer twice", JsonPrimitive(2), "target_layer_ids", 0)
+        says("the drafter has exactly one part of each role: drafter_context, drafter_block, drafter_markov", JsonArray(parts.drop(1)), "parts")
+        says("part '", JsonPrimitive("colour"), "parts", at.indexOf("drafter_markov"), "inputs", 0, "name")
+        says("expected int64 [1, 'T']", JsonPrimitive("float32"), "parts", at.indexOf("drafter_context"), "inputs", 1, "dtype")
+        says("is not [1, 'T', size]", JsonPrimitive("T"), "parts", at.indexOf("drafter_context"), "outputs", 0, "shape", 2)
+    }
+
+    @Test
     fun `paths stay inside`() {
         val paths = listOf("../embed.onnx", "/tmp/x.pack", "C:x.pack", "a\\b", "", "a/../../b", "a\u0000b")
         for (path in paths) {

@@ -12,7 +12,9 @@ import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
 import kotlin.test.assertTrue
 import kotlinx.serialization.json.Json
+import kotlinx.serialization.json.JsonNull
 import kotlinx.serialization.json.JsonObject
+import kotlinx.serialization.json.jsonArray
 import kotlinx.serialization.json.jsonObject
 import kotlinx.serialization.json.jsonPrimitive
 import kotlinx.serialization.json.long
@@ -77,6 +79,21 @@ internal class MainTest {
     }
 
     @Test
+    fun `drafters give the same tokens, and what became of drafts is told`() {
+        val case = Reference.of("sample-dspark-float").case("greedy-kernel")
+        val bundle = Reference.bundle("sample-dspark-float").toString()
+        val common = arrayOf("run", bundle, "--prompt", case.prompt!!, "--max-tokens", "${case.tokenIds.size}", "--threads=2")
+        for (draft in listOf("none", "ngram", "dspark", "draft-model")) {
+            val drafts = if (draft == "draft-model") arrayOf("--draft", draft, "--draft-model", bundle) else arrayOf("--draft", draft)
+            val found = json(lesonnx(*common, *drafts, "--json"))
+            assertEquals(case.tokenIds, GoldenTraces.ints(found.getValue("tokens")).asList(), draft)
+            assertEquals(draft, found.getValue("draft").jsonPrimitive.content)
+            if (draft == "none") assertEquals(JsonNull, found["drafts"]) else assertEquals(15, found.getValue("drafts").jsonObject.getValue("judged").jsonArray.size)
+        }
+        assertTrue("drafted tokens accepted" in lesonnx(*common, "--draft", "ngram").err)
+    }
+
+    @Test
     fun `every error is one line and a code`() {
         val binary = directory.resolve("binary").also { it.writeBytes(byteArrayOf(-1, -2)) }.toString()
         val cases = mapOf(
@@ -98,6 +115,12 @@ internal class MainTest {
             listOf("run", sample, "--prompt", "x", "--expert-budget", "4096") to "at least",
             listOf("run", sample, "--prompt", "x", "--schedule", "magic") to "schedule 'magic' is not one of",
             listOf("run", sample, "--prompt", "x", "--engine", "magic") to "engine 'magic' is not one of",
+            listOf("run", sample, "--prompt", "x", "--draft", "magic") to "drafter 'magic' is not one of none, ngram, draft-model, dspark, mtp",
+            listOf("run", sample, "--prompt", "x", "--draft", "draft-model") to "needs the bundle that drafts: give --draft-model BUNDLE",
+            listOf("run", sample, "--prompt", "x", "--draft-model", sample) to "a draft model was given, but the drafter is none: expected draft-model",
+            listOf("run", sample, "--prompt", "x", "--draft", "draft-model", "--draft-model", "/nowhere") to "/nowhere: no such bundle directory",
+            listOf("run", sample, "--prompt", "x", "--draft", "dspark") to "this bundle has no dspark drafter; export with --drafter CHECKPOINT",
+            listOf("run", sample, "--prompt", "x", "--draft", "mtp") to "this bundle has no mtp drafter",
             listOf("run", sample, "--prompt", "x", "--threads", "two") to "--threads is 'two', expected a whole number",
             listOf("run", sample, "--prompt", "x", "--threads", "0") to "expected 1 to 256",
             listOf("run", sample, "--prompt", "x", "--max-tokens", "0") to "expected at least 1",

@@ -24,8 +24,25 @@ internal class Reference(
     @SerialName("expert_budget_bytes") val expertBudgetBytes: Map<String, Long>,
     val cases: List<Case>,
     val rewinds: List<Case>,
+    /** The same by twins on the CPU provider. */
+    val twins: List<Case> = emptyList(),
+    val drafter: Drafts? = null,
     val tokenizer: List<Tokenized> = emptyList(),
 ) {
+    /** Greedy drafts of the bundle's own drafter, pass by pass, and whole blocks that it drew before each. */
+    @Serializable
+    class Drafts(
+        @SerialName("prompt_ids") val promptIds: List<Int>,
+        @SerialName("draft_tokens") val draftTokens: Int,
+        val passes: List<Pass>,
+        @SerialName("token_ids") val tokenIds: List<Int>,
+        val sampling: Sampling,
+        val sampled: List<List<Int>>,
+    ) {
+        @Serializable
+        class Pass(val drafted: List<Int>, val confidence: List<Int>, val accepted: Int)
+    }
+
     @Serializable
     class Case(
         val name: String,
@@ -48,8 +65,7 @@ internal class Reference(
             Array(logitsShape[0]) { IntArray(logitsShape[1]).also(ints::get) }
         }
 
-        val samplingOptions: SamplingOptions
-            get() = sampling?.run { SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed) } ?: SamplingOptions()
+        val samplingOptions: SamplingOptions get() = sampling?.options ?: SamplingOptions()
     }
 
     @Serializable
@@ -60,7 +76,9 @@ internal class Reference(
         @SerialName("min_p") val minP: Double,
         @SerialName("repetition_penalty") val repetitionPenalty: Double,
         val seed: ULong,
-    )
+    ) {
+        val options: SamplingOptions get() = SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed)
+    }
 
     @Serializable
     class Tokenized(val text: String, val ids: List<Int>)
@@ -75,6 +93,7 @@ internal class Reference(
             listOf(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
+                "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4",
                 "qwen2_moe-mixed",
             ).filter(::runsHere)
         }
@@ -121,13 +140,13 @@ internal fun loadFixture(bundle: String, options: LoadOptions = LoadOptions(), p
     Model.load(Reference.bundle(bundle), platform, options.copy(numThreads = REFERENCE_THREADS))
 
 /** A runner alone, for tests that look at logits. */
-internal fun openRunner(bundle: Bundle, options: LoadOptions, platform: Platform = dev.lesonnx.platform): Runner {
+internal fun openRunner(bundle: Bundle, options: LoadOptions = LoadOptions(), platform: Platform = dev.lesonnx.platform): Runner {
     Ort.environment(REFERENCE_THREADS)
     val config = options.schedulerConfig()
     val engine = makeEngine(options.engine, bundle, platform, REFERENCE_THREADS)
     val chunk = options.prefillChunkTokens ?: bundle.manifest.prefillChunkTokens.toInt()
     val loader = ExpertLoader(bundle, engine, config, options.expertBudgetBytes ?: bundle.expertBytes, config.maxLoads)
-    return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS)
+    return Runner(bundle, loader, platform, chunk, REFERENCE_THREADS, Twins(bundle, platform, options.accelerate, REFERENCE_THREADS))
 }
 
 /** Whether logits are these, bit for bit; a failure names the first that is not. */
@@ -135,4 +154,22 @@ internal fun assertSameBits(expected: IntArray, logits: FloatArray, what: String
     assertEquals(expected.size, logits.size, what)
     val place = expected.indices.firstOrNull { expected[it] != logits[it].toRawBits() } ?: return
     fail("$what: logit $place is ${logits[place]}, expected ${Float.fromBits(expected[place])}")
+}
+
+/** Whether a runner gives a case's logits, bit for bit, and tokens. */
+internal fun assertIsReference(runner: Runner, case: Reference.Case) {
+    val sampler = Sampler(case.samplingOptions)
+    sampler.acceptAll(case.promptIds.toIntArray())
+    var logits = runner.prefill(case.promptIds.toIntArray())
+    if (case.stepIds.isNotEmpty()) {
+        logits = runner.step(case.stepIds.toIntArray(), intArrayOf(case.keptTokens - 1))
+        runner.rewind(case.promptIds.size + case.keptTokens)
+    }
+    for ((step, expected) in case.tokenIds.withIndex()) {
+        assertSameBits(case.logitBits[step], logits, "step $step")
+        val token = sampler.sample(logits)
+        assertEquals(expected, token, "token of step $step")
+        sampler.accept(token)
+        if (step + 1 < case.tokenIds.size) logits = runner.step(intArrayOf(token), intArrayOf(0))
+    }
 }

@@ -35,6 +35,8 @@ class BenchmarkScreenTest : ScreenTest() {
         assertTrue(results.last().hitRate > 0.2)
         assertTrue(results.last().readBytes < results.first().readBytes)
         assertTrue(texts().containsAll(Rung.entries.map { it.title }))
+        assertEquals(listOf(Rung.DRAFTS), results.filter { it.drafts != null }.map { it.rung })
+        assertTrue(texts().any { it.matches(Regex("Drafted tokens: \\d+ of \\d+ accepted, \\d+ %")) })
         draw("benchmark")
         click("Share")
         val sent = shadowOf(activity).nextStartedActivity

@@ -14,6 +14,12 @@ object Fixtures {
         check(it.isDirectory) { "$it: no such bundle; run tools/make_mobile_fixtures.py" }
     }
 
+    /** Copies the sample with its drafter to [target]. */
+    fun copyDrafting(target: File): File {
+        File(mobile, "bundles/sample-dspark-int4").copyRecursively(target)
+        return target
+    }
+
     val kernel: Path = (System.getenv("LESONNX_LIBRARY")?.let(::File) ?: File(root, "lesonnx/native/liblesonnx.so")).toPath()
 
     val platform get() = JvmPlatform(kernel)

@@ -2,6 +2,7 @@ package dev.lesonnx.app
 
 import android.content.ComponentCallbacks2
 import dev.lesonnx.app.model.HostState
+import org.junit.Assert.assertNotNull
 import org.junit.Assert.assertTrue
 import org.junit.Test
 import java.io.File
@@ -13,6 +14,23 @@ class TelemetryScreenTest : ScreenTest() {
         start()
         click("Telemetry")
         waitFor("Nothing measured yet")
+    }
+
+    @Test
+    fun `a bundle with a drafter of its own drafts, and how well is told`() {
+        Fixtures.copyDrafting(File(bundles, "drafting"))
+        start()
+        waitFor("Load")
+        click("Load")
+        waitUntil("the model") { models.host.state.value is HostState.Ready }
+        click("Chat")
+        type("The LORD said unto Moses")
+        click("Send")
+        waitUntil("an answer") { !models.chat.state.value.isGenerating }
+        click("Telemetry")
+        waitFor("Drafted tokens, last text")
+        assertNotNull(models.telemetry.state.value.drafts)
+        assertTrue(texts().any { it.matches(Regex("\\d+ of \\d+ accepted, \\d+ %")) })
     }
 
     @Test

@@ -10,6 +10,7 @@ import dev.lesonnx.Bundle
 import dev.lesonnx.DirectReader
 import dev.lesonnx.NativeMemory
 import dev.lesonnx.Platform
+import dev.lesonnx.Target
 import dev.lesonnx.Tokenizer
 import java.io.File
 import java.io.FileDescriptor
@@ -25,6 +26,8 @@ import java.nio.file.Path
  * knows the app's libraries by name whether or not they are unpacked. Immutable, thread-safe.
  */
 class AndroidPlatform(private val nativeLibraryDirectory: String? = null) : Platform {
+    override val target = Target.ANDROID
+
     override fun openReader(path: Path): DirectReader = OsReader(path)
 
     override fun allocate(numBytes: Long): NativeMemory {

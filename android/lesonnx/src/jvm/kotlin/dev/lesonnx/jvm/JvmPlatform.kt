@@ -5,6 +5,7 @@ import dev.lesonnx.BudgetError
 import dev.lesonnx.DirectReader
 import dev.lesonnx.NativeMemory
 import dev.lesonnx.Platform
+import dev.lesonnx.Target
 import dev.lesonnx.TokenTable
 import dev.lesonnx.Tokenizer
 import java.nio.ByteBuffer
@@ -22,6 +23,8 @@ import java.nio.file.Path
  * what a prefill freed (200 MB on the Qwen3-30B shape), and Java cannot tell it to let go. Immutable, thread-safe.
  */
 class JvmPlatform(private val kernelFile: Path? = System.getenv("LESONNX_LIBRARY")?.let(Path::of)) : Platform {
+    override val target = Target.DESKTOP
+
     override fun openReader(path: Path): DirectReader = ChannelReader(path)
 
     override fun allocate(numBytes: Long): NativeMemory = try {

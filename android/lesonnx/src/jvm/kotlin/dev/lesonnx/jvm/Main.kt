@@ -10,6 +10,8 @@ import dev.lesonnx.Model
 import dev.lesonnx.Platform
 import dev.lesonnx.SamplingOptions
 import dev.lesonnx.Telemetry
+import dev.lesonnx.speculative.DraftCounts
+import dev.lesonnx.speculative.NO_DRAFTER
 import java.io.IOException
 import java.io.PrintStream
 import java.nio.charset.CharacterCodingException
@@ -19,6 +21,7 @@ import java.nio.file.Path
 import java.util.Locale
 import kotlin.system.exitProcess
 import kotlinx.coroutines.runBlocking
+import kotlinx.serialization.json.JsonNull
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.JsonPrimitive
 import kotlinx.serialization.json.add
@@ -36,6 +39,9 @@ Generates from a prompt, as the Python command of that name does.
   --expert-budget SIZE   most bytes of experts in memory (default: all of them), such as 500MiB
   --memory-budget SIZE   most memory of the whole process; experts get what is left
   --policy NAME, --loaders N, --[no-]compute-first, --[no-]lookahead, --prefill-chunk N, --threads N
+  --draft NAME           what proposes tokens to verify several at once: none (default), ngram, draft-model, dspark, mtp
+  --draft-model BUNDLE   the bundle that drafts, for --draft draft-model
+  --accelerate MODE      dense parts on an accelerator, where bundle and ONNX Runtime have one: auto (default), off; cpu tries those parts here
   --max-tokens N         most tokens to generate (default: 256); also --max-new-tokens
   --temperature T, --top-k K, --top-p P, --min-p P, --repetition-penalty R, --seed S
   --stop TEXT            end before this text; may be given several times
@@ -48,7 +54,7 @@ MALLOC_MMAP_THRESHOLD_=131072 in the environment, so that glibc gives freed memo
 
 private val WITH_VALUE = setOf(
     "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
-    "--loaders", "--prefill-chunk", "--threads", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
+    "--loaders", "--prefill-chunk", "--threads", "--draft", "--draft-model", "--accelerate", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
     "--repetition-penalty", "--seed", "--stop",
 )
 private val FLAGS =
@@ -152,6 +158,9 @@ private fun loadOptions(arguments: Arguments) = LoadOptions(
     memoryBudgetBytes = arguments.bytes("--memory-budget"),
     prefillChunkTokens = arguments.int("--prefill-chunk"),
     numThreads = arguments.int("--threads"),
+    draft = arguments.text("--draft") ?: NO_DRAFTER,
+    accelerate = arguments.text("--accelerate") ?: "auto",
+    draftModel = arguments.text("--draft-model")?.let(::path),
 )
 
 private fun generationOptions(arguments: Arguments): GenerationOptions {
@@ -186,6 +195,23 @@ private fun describe(model: Model, report: GenerationReport, text: String): Json
     put("schedule", model.options.schedule)
     put("engine", model.engineName)
     put("expert_budget_bytes", model.expertBudgetBytes)
+    put("draft", model.options.draft)
+    put("drafts", report.drafts?.let(::describe) ?: JsonNull)
+}
+
+private fun describe(drafts: DraftCounts): JsonObject = buildJsonObject {
+    for ((name, counts) in listOf("drafted" to drafts.drafted, "judged" to drafts.judged, "accepted" to drafts.accepted)) {
+        putJsonArray(name) { counts.forEach { add(it) } }
+    }
+    put("passes", drafts.passes)
+    put("draft_ms", rounded(drafts.draftMs))
+}
+
+/** How many drafted tokens stayed, for the summary; nothing without a drafter. */
+private fun summary(drafts: DraftCounts?): String {
+    if (drafts == null) return ""
+    val first = if (drafts.judged[0] == 0) "" else ", %d%% of the first ones".format(Math.round(100.0 * drafts.accepted[0] / drafts.judged[0]))
+    return "${drafts.accepted.sum()} of ${drafts.drafted.sum()} drafted tokens accepted$first; "
 }
 
 private fun counts(telemetry: Telemetry): Map<String, JsonPrimitive> = mapOf(
@@ -213,7 +239,7 @@ private fun summary(model: Model, report: GenerationReport): String {
     return String.format(
         Locale.ROOT,
         "[%d prompt tokens in %.2f s, %d generated at %.1f tokens/s; %d expert loads, %s read; %.0f %% hits;" +
-            " experts %s, budget %s; process peak %s]",
+            " %sexperts %s, budget %s; process peak %s]",
         report.promptTokens,
         report.prefillMs / 1e3,
         report.tokenIds.size,
@@ -221,6 +247,7 @@ private fun summary(model: Model, report: GenerationReport): String {
         telemetry.loads,
         formatBytes(telemetry.readBytes),
         100 * telemetry.hitRate,
+        summary(report.drafts),
         formatBytes(model.bundle.expertBytes),
         formatBytes(model.expertBudgetBytes),
         formatBytes(Memory.peakBytes()),

@@ -6,7 +6,7 @@ import dev.lesonnx.Dtype
 import dev.lesonnx.FixedStates
 import dev.lesonnx.GROWTH_TOKENS
 import dev.lesonnx.State
-import dev.lesonnx.StepBuffers
+import dev.lesonnx.StepMemory
 
 /** What ONNX Runtime and the virtual machine take beside what is counted, as in the runner. */
 private const val SPARE_BYTES = 48L shl 20
@@ -21,13 +21,15 @@ internal fun needsOf(manifest: BundleManifest, files: Map<String, Long>): Needs 
             all = layer.numExperts * kinds[layer.kind].costBytes + shared,
         )
     }
-    // dense.bin is the parts' external data: it lies beside them, and no part names it.
-    val denseDirectories = manifest.parts.map { it.path.substringBeforeLast('/', "") }.toSet()
-    val stateOfToken = manifest.states.filter { it.isAttention }.sumOf(::bytesOfToken)
+    // dense.bin is the parts' external data: it lies beside them, and no part names it. Twins are there for accelerators alone.
+    val twins = manifest.twins?.paths.orEmpty()
+    val denseDirectories = manifest.allParts.map { it.path.substringBeforeLast('/', "") }.toSet()
+    val drafterOfToken = manifest.drafter?.run { cacheSizes.values.sum() * Float.SIZE_BYTES } ?: 0
+    val stateOfToken = manifest.states.filter { it.isAttention }.sumOf(::bytesOfToken) + drafterOfToken
     val firstTokens = minOf(GROWTH_TOKENS, manifest.model.maxPositionEmbeddings)
     return Needs(
         storage = files.values.sum(),
-        dense = files.filterKeys { it.substringBeforeLast('/', "") in denseDirectories }.values.sum(),
+        dense = files.filterKeys { it.substringBeforeLast('/', "") in denseDirectories && it !in twins }.values.sum(),
         buffers = bufferBytes(manifest),
         firstStates = stateOfToken * firstTokens + FixedStates(manifest).numBytes,
         stateOfToken = stateOfToken,
@@ -49,9 +51,11 @@ private fun bytesOfToken(state: State): Long {
     return state.shape.filterIsInstance<Dimension.Fixed>().fold(size) { bytes, dimension -> bytes * dimension.size }
 }
 
-/** The arrays of a prefill chunk as the runner counts them, and the spare. */
+/** The arrays of a prefill chunk as the runner counts them, those of drafts where the bundle brings a drafter, and the spare. */
 private fun bufferBytes(manifest: BundleManifest): Long {
     val chunk = manifest.prefillChunkTokens.toInt()
-    val arrays = 2 * StepBuffers.bytesFor(manifest, chunk) + chunk.toLong() * manifest.model.vocabSize / 8
+    val layersRead = manifest.drafter?.targetLayerIds.orEmpty().size
+    var arrays = 2 * StepMemory.bytesFor(manifest, chunk, layersRead) + chunk.toLong() * manifest.model.vocabSize / 8
+    if (manifest.drafter != null) arrays += StepMemory.draftBytesFor(manifest, layersRead)
     return arrays + FixedStates(manifest).workingBytes(chunk) + SPARE_BYTES
 }

@@ -7,6 +7,7 @@ import dev.lesonnx.LoadOptions
 import dev.lesonnx.Memory
 import dev.lesonnx.Model
 import dev.lesonnx.Telemetry
+import dev.lesonnx.speculative.DraftCounts
 import dev.lesonnx.store.formatBytes
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Job
@@ -26,14 +27,18 @@ enum class Rung(val title: String, private val change: (LoadOptions) -> LoadOpti
     LES("+ LES eviction", { it.copy(schedule = "les", computeFirst = false, lookahead = false) }),
     COMPUTE_FIRST("+ compute-first", { it.copy(schedule = "les", computeFirst = true, lookahead = false) }),
     LOOKAHEAD("+ lookahead", { it.copy(schedule = "les", computeFirst = true, lookahead = true) }),
+    DRAFTS("+ drafts (ngram)", { it.copy(schedule = "les", computeFirst = true, lookahead = true, draft = "ngram") }),
     ;
+
+    /** Several rows in a pass may round otherwise than one: with drafts, a near tie may go the other way. */
+    val givesSameBits: Boolean get() = this != DRAFTS
 
     fun options(base: LoadOptions): LoadOptions = change(base)
 }
 
 private const val LOADERS = 4
 
-/** What a rung measured; figures are means of a token. */
+/** What a rung measured; figures are means of a token. [drafts]: those of the whole row, null where nothing is drafted. */
 data class RungResult(
     val rung: Rung,
     val tokensPerSecond: Double,
@@ -42,6 +47,7 @@ data class RungResult(
     val readBytes: Long,
     val stallMs: Double,
     val memoryBytes: Long,
+    val drafts: DraftCounts? = null,
 )
 
 /** What the benchmark screen shows. [running] is the rung at work with its share done; [setting] says on what it ran. */
@@ -62,6 +68,7 @@ data class BenchmarkState(
             val figures = "%.2f, %.0f %%, %.0f %%".format(Locale.ROOT, result.tokensPerSecond, result.hitRate * 100, result.lateRate * 100)
             appendLine("${result.rung.title}, $figures, ${formatBytes(result.readBytes)}, ${"%.2f".format(Locale.ROOT, result.stallMs)}")
         }
+        results.firstNotNullOfOrNull { it.drafts }?.let { appendLine("drafted tokens accepted: ${it.accepted.sum()} of ${it.drafted.sum()}") }
     }
 }
 
@@ -117,10 +124,10 @@ class BenchmarkModel(
                 span = span.copy(leastTokens = tokens, mostTokens = tokens)
                 mutableState.update { it.copy(setting = "${it.setting}, $tokens tokens a row") }
             }
-            if (expected != null && ids != expected) {
+            if (expected != null && ids != expected && rung.givesSameBits) {
                 throw LesonnxError("${rung.title} gave other tokens than ${Rung.SERIAL.title}, expected the same")
             }
-            expected = ids
+            expected = expected ?: ids
             mutableState.update { it.copy(results = it.results + result) }
         }
     }
@@ -133,7 +140,8 @@ class BenchmarkModel(
         var before = Telemetry()
         var began = 0L
         var peak = 0L
-        model.generate(prompt, options).tokens.takeWhile { token ->
+        val generation = model.generate(prompt, options)
+        generation.tokens.takeWhile { token ->
             token.id?.let(ids::add)
             if (ids.size == first) {
                 before = model.telemetry
@@ -156,6 +164,7 @@ class BenchmarkModel(
             readBytes = (after.readBytes - before.readBytes) / tokens,
             stallMs = (after.stallMs - before.stallMs) / tokens,
             memoryBytes = peak,
+            drafts = generation.report.drafts,
         )
         return result to ids
     }

@@ -3,6 +3,7 @@ package dev.lesonnx.app.model
 import dev.lesonnx.Bundle
 import dev.lesonnx.LesonnxError
 import dev.lesonnx.LoadOptions
+import dev.lesonnx.speculative.NO_DRAFTER
 import dev.lesonnx.store.BundleDownloader
 import dev.lesonnx.store.BundleImporter
 import dev.lesonnx.store.BundleSource
@@ -148,7 +149,9 @@ class BundlesModel(
             MemoryChoice.LEAST -> LoadOptions(expertBudgetBytes = fit.needs.leastBudget)
         }
         mutableState.update { it.copy(problem = null) }
-        scope.launch { host.load(item.stored.name, bundle, options) }
+        // A bundle that brings a drafter was made to use it.
+        val draft = if (bundle.manifest.drafter == null) NO_DRAFTER else "dspark"
+        scope.launch { host.load(item.stored.name, bundle, options.copy(draft = draft)) }
     }
 
     /** Deletes a bundle, freeing it first where it is loaded. */

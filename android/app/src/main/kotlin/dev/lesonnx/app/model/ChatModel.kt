@@ -87,7 +87,7 @@ class ChatModel(
             if (token.id != null) count += 1
             // The first token is the prefill's, which is no token's speed.
             if (token.id != null && count > 1) {
-                telemetry.token((now - began) / 1e6, before, after, Memory.currentBytes(), model.expertBudgetBytes)
+                telemetry.token((now - began) / 1e6, before, after, Memory.currentBytes(), model.expertBudgetBytes, generation.report.drafts)
             }
             before = after
             began = now

@@ -1,6 +1,7 @@
 package dev.lesonnx.app.model
 
 import dev.lesonnx.Telemetry
+import dev.lesonnx.speculative.DraftCounts
 import kotlinx.coroutines.flow.MutableStateFlow
 import kotlinx.coroutines.flow.StateFlow
 import kotlinx.coroutines.flow.update
@@ -21,7 +22,7 @@ data class TokenSample(
 /** Where the time of a token goes, in ms. */
 data class TimeShares(val dense: Double, val experts: Double, val lookahead: Double, val schedule: Double, val stall: Double)
 
-/** What the telemetry screen shows; figures are of the last [samples], means over them. */
+/** What the telemetry screen shows; figures are of the last [samples], means over them. [drafts]: those of the last text, null where nothing is drafted. */
 data class TelemetryState(
     val samples: List<TokenSample> = emptyList(),
     val total: Telemetry = Telemetry(),
@@ -30,6 +31,7 @@ data class TelemetryState(
     val peakBytes: Long = 0,
     val times: TimeShares = TimeShares(0.0, 0.0, 0.0, 0.0, 0.0),
     val events: List<String> = emptyList(),
+    val drafts: DraftCounts? = null,
 ) {
     val tokensPerSecond: Double get() = samples.sumOf { it.ms }.let { if (it > 0) samples.size / it * 1e3 else 0.0 }
     val readPerToken: Long get() = if (samples.isEmpty()) 0 else samples.sumOf { it.readBytes } / samples.size
@@ -54,7 +56,14 @@ class TelemetryModel {
     }
 
     /** A token took [ms], between the library's counters [before] and [after]. */
-    fun token(ms: Double, before: Telemetry, after: Telemetry, memoryBytes: Long, expertBudgetBytes: Long) = mutableState.update {
+    fun token(
+        ms: Double,
+        before: Telemetry,
+        after: Telemetry,
+        memoryBytes: Long,
+        expertBudgetBytes: Long,
+        drafts: DraftCounts? = null,
+    ) = mutableState.update {
         val sample = TokenSample(
             ms = ms,
             hits = after.hits - before.hits,
@@ -76,6 +85,7 @@ class TelemetryModel {
             expertBudgetBytes = expertBudgetBytes,
             peakBytes = maxOf(it.peakBytes, memoryBytes),
             times = it.times.towards(times),
+            drafts = drafts,
         )
     }
 

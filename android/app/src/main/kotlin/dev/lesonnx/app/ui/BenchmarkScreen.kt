@@ -53,7 +53,7 @@ class BenchmarkScreen(
     private fun introduction(host: HostState): View = when (host) {
         is HostState.Ready -> theme.emptyState(
             Icon.BARS,
-            "Six schedules, one prompt",
+            "Seven rows, one prompt",
             "Each adds a technique to the one before. ${host.name} is loaded anew for each, with a quarter of its experts in memory.",
             theme.button("Measure", Icon.RUN, isMain = true) { model.run() },
         )
@@ -108,7 +108,8 @@ class BenchmarkScreen(
                 theme.palette.text,
             )
         }
-        return theme.card(theme.text("A token, on average", Type.HEADING), head, *rows.toTypedArray(), gap = 12)
+        val drafts = results.firstNotNullOfOrNull { it.drafts }?.let { listOf(theme.quiet("Drafted tokens: ${acceptedOf(it)}")) }.orEmpty()
+        return theme.card(theme.text("A token, on average", Type.HEADING), head, *rows.toTypedArray(), *drafts.toTypedArray(), gap = 12)
     }
 
     private fun tableRow(name: String, hits: String, late: String, read: String, waits: String, type: Type, color: Int): LinearLayout {

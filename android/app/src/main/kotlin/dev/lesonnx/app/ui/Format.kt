@@ -1,5 +1,6 @@
 package dev.lesonnx.app.ui
 
+import dev.lesonnx.speculative.DraftCounts
 import java.util.Locale
 import kotlin.math.roundToInt
 
@@ -22,3 +23,7 @@ fun percent(share: Double): String = "${(share * 100).roundToInt()} %"
 fun figure(value: Double): String = fixed(value, if (value < 10) 2 else if (value < 100) 1 else 0)
 
 fun fixed(value: Double, decimals: Int): String = "%.${decimals}f".format(Locale.ROOT, value)
+
+/** How many drafted tokens stayed. */
+fun acceptedOf(drafts: DraftCounts): String =
+    "${count(drafts.accepted.sum().toLong())} of ${count(drafts.drafted.sum().toLong())} accepted, ${percent(drafts.share)}"

@@ -54,11 +54,12 @@ class TelemetryScreen(private val theme: Theme) {
         showTimes(state.times)
         val total = state.total
         totals.show(
-            listOf(
+            listOfNotNull(
                 theme.fact("Experts in memory, at most", "${formatBytes(state.expertBudgetBytes)} of ${formatBytes(state.expertBytes)}"),
                 theme.fact("Required experts", "${count(total.hits)} hits, ${count(total.late)} late, ${count(total.misses)} misses"),
                 theme.fact("Read", "${formatBytes(total.readBytes)} in ${count(total.loads)} loads"),
                 theme.fact("Predicted loads", "${count(total.lookaheadUsed)} used, ${count(total.lookaheadWasted)} not"),
+                state.drafts?.let { theme.fact("Drafted tokens, last text", acceptedOf(it)) },
                 theme.fact("Most memory of the process", formatBytes(state.peakBytes)),
             ),
         )

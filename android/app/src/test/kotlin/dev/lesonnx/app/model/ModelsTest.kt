@@ -153,7 +153,7 @@ class ModelsTest {
         val token = 24 * (bundle.expertBytes / 192)
         // The model is a step ahead of its reader at most.
         assertTrue(state.results.first().readBytes in token * 7 / 8..token * 9 / 8, "${state.results.first().readBytes} of $token")
-        assertEquals(9, state.asText().trim().lines().size + 1)
+        assertEquals(11, state.asText().trim().lines().size + 1)
         val ready = host.state.first { it is HostState.Ready } as HostState.Ready
         assertEquals("session", ready.engine)
     }

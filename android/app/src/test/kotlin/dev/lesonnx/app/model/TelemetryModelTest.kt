@@ -1,6 +1,7 @@
 package dev.lesonnx.app.model
 
 import dev.lesonnx.Telemetry
+import dev.lesonnx.speculative.DraftCounts
 import org.junit.Test
 import kotlin.test.assertEquals
 
@@ -20,6 +21,15 @@ class TelemetryModelTest {
         assertEquals(4000, state.readPerToken)
         assertEquals(TimeShares(dense = 2.0, experts = 0.0, lookahead = 0.0, schedule = 0.0, stall = 0.5), state.times)
         assertEquals(after to 77L, state.total to state.peakBytes)
+    }
+
+    @Test
+    fun `the drafts of the last text are kept`() {
+        val drafts = DraftCounts(passes = 3)
+        model.token(1.0, Telemetry(), Telemetry(), 1, 1, drafts)
+        assertEquals(drafts, state.drafts)
+        model.token(1.0, Telemetry(), Telemetry(), 1, 1)
+        assertEquals(null, state.drafts)
     }
 
     @Test

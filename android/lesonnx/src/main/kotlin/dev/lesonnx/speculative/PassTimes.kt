@@ -1,0 +1,137 @@
+package dev.lesonnx.speculative
+
+import dev.lesonnx.REWINDABLE_TOKENS
+
+/**
+ * How long a pass takes: microseconds by its rows and by the bytes that its rows but the first are expected to add. A pass is what
+ * it computes and what it waits for reads.
+ *
+ * A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another program, heat, a
+ * longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and a further row does not cost
+ * more than those before it. It knows no clock: integers, as `docs/speculation.md` states them. Not thread-safe, owned by [Pricing].
+ */
+internal class PassTimes {
+    private val one = Recent()
+    private val ratios = HashMap<Int, Recent>() // by rows
+    private val table = LongArray(REWINDABLE_TOKENS + 1) { RATIO_ONE }
+    private val least = table.copyOf() // of a width and all wider ones
+
+    // Fading sums over passes of one row: their number, their waiting, what they read.
+    private var passes = 0L
+    private var stallUs = 0L
+    private var readBytes = 0L
+
+    // And over passes of several: what they waited longer, and what their further rows were expected to add.
+    private var extraStallUs = 0L
+    private var extraBytes = 0L
+
+    init {
+        tabulate()
+    }
+
+    /** Whether enough passes of one row were measured: without them there is nothing to compare with. */
+    val isKnown: Boolean get() = one.isSettled
+
+    /** What was measured of passes of so many rows counts no more. */
+    fun forget(rows: Int) {
+        ratios.remove(rows)
+    }
+
+    /**
+     * A pass is over. [stallUs] of it were spent waiting for reads; [readBytes] were read meanwhile. [newBytes]: what each row was
+     * expected to add, the first one's own first; used of passes of several rows.
+     */
+    fun took(rows: Int, passUs: Long, stallUs: Long, readBytes: Long, newBytes: LongArray) {
+        val computeUs = maxOf(1, passUs - stallUs)
+        if (rows == 1) {
+            one.add(computeUs)
+            passes += PASS_ONE - (passes shr FADE_SHIFT)
+            this.stallUs += stallUs - (this.stallUs shr FADE_SHIFT)
+            this.readBytes += readBytes - (this.readBytes shr FADE_SHIFT)
+            return
+        }
+        if (!isKnown) return
+        ratios.getOrPut(rows, ::Recent).add(maxOf(RATIO_ONE, computeUs * RATIO_ONE / one.median))
+        tabulate()
+        extraStallUs += stallUs - meanStallUs() - (extraStallUs shr FADE_SHIFT)
+        extraBytes += addedBytes(rows, newBytes) - (extraBytes shr FADE_SHIFT)
+    }
+
+    /** What a pass of [rows] is expected to take if its rows but the first add [addedBytes]. */
+    fun passUs(rows: Int, addedBytes: Long = 0): Long {
+        val computeUs = one.median * table[rows] / RATIO_ONE
+        val waitedUs = maxOf(0, stallUs + extraStallUs)
+        return computeUs + meanStallUs() + addedBytes * waitedUs / maxOf(1, readBytes + extraBytes)
+    }
+
+    /** The least that a pass of [rows] or more is expected to take. */
+    fun leastUs(rows: Int): Long = one.median * least[rows] / RATIO_ONE + meanStallUs()
+
+    /** What a pass of one row waits. */
+    private fun meanStallUs(): Long = stallUs * PASS_ONE / maxOf(1, passes)
+
+    /** By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds. */
+    private fun tabulate() {
+        for (rows in 2 until table.size) {
+            var ratio = measured(rows)
+            for ((width, recent) in ratios) {
+                if (width == rows || !recent.isSettled) continue
+                val beyond = Math.floorDiv((recent.median - RATIO_ONE) * (rows - 1), width - 1)
+                ratio = minOf(ratio, if (width > rows) recent.median else RATIO_ONE + beyond)
+            }
+            table[rows] = ratio
+        }
+        for (rows in table.indices.reversed()) least[rows] = if (rows + 1 < table.size) minOf(table[rows], least[rows + 1]) else table[rows]
+    }
+
+    /** The ratio that was measured, or that on the line through measured neighbours. */
+    private fun measured(rows: Int): Long {
+        ratios[rows]?.let { return it.median }
+        if (ratios.isEmpty()) return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) shr UNKNOWN_ROW_SHIFT)
+        val above = ratios.keys.filter { it > rows }.minOrNull()
+        val below = ratios.keys.filter { it < rows }.maxOrNull() ?: 1
+        val low = if (below > 1) ratios.getValue(below).median else RATIO_ONE
+        if (above != null) return low + Math.floorDiv((ratios.getValue(above).median - low) * (rows - below), above - below)
+        // Beyond all that was measured: the line from the single row through the last of them.
+        return low + Math.floorDiv((low - RATIO_ONE) * (rows - below), below - 1)
+    }
+
+    /** The last few values and their median: of an even number the lower one. */
+    private class Recent {
+        private val values = ArrayDeque<Long>()
+        var median = 0L
+            private set
+
+        /** One odd value cannot sway it. */
+        val isSettled: Boolean get() = values.size >= SETTLED
+
+        fun add(value: Long) {
+            if (values.size == RECENT) values.removeFirst()
+            values.addLast(value)
+            median = values.sorted()[(values.size - 1) / 2]
+        }
+    }
+
+    companion object {
+        /** The median of the last so many passes of a width counts. */
+        private const val RECENT = 5
+        private const val SETTLED = 3
+        private const val RATIO_ONE = 1L shl 10
+
+        /**
+         * As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
+         * rows at all as much as two.
+         */
+        private const val UNKNOWN_ROW_SHIFT = 3
+        private const val UNKNOWN_ROWS = 2
+        private const val FADE_SHIFT = 5
+        private const val PASS_ONE = 1L shl 10
+
+        /** What the rows of a pass but the first were expected to add, of what is known. */
+        fun addedBytes(rows: Int, newBytes: LongArray): Long {
+            var sum = 0L
+            for (row in 1 until minOf(rows, newBytes.size)) sum += newBytes[row]
+            return sum
+        }
+    }
+}
