@@ -18,7 +18,8 @@ from lesonnx.errors import InputError
 
 POLICIES = ("lru", "lfu", "les")
 
-ONE = 1 << 14
+ODDS_BITS = 14
+ONE = 1 << ODDS_BITS
 """Certainty, in the fixed point of all averages and odds (14 fractional bits)."""
 
 LEARNED_ROWS = 64
@@ -48,6 +49,9 @@ class Policy(Protocol):
     def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
         """The value of each routed expert of the layer, whose last visit had this number."""
 
+    def odds(self, layer: int) -> npt.NDArray[np.int64]:
+        """How likely each routed expert of the layer is used by the next row, of ``ONE``."""
+
     def predicted(self, layer: int, odds: int, visit: int, clock: int) -> int:
         """The value of an absent expert that has ``odds`` of ``ONE`` to be used at the layer's next ``visit``.
 
@@ -55,10 +59,21 @@ class Policy(Protocol):
         """
 
 
-class LruPolicy:
+class _EvenPolicy:
+    """What ``lru`` and ``lfu`` share: they foretell nothing, so one expert is as likely as another."""
+
+    def __init__(self, num_experts: Sequence[int], num_experts_per_tok: Sequence[int]) -> None:
+        self._odds = [np.full(n, ONE * k // n) for n, k in zip(num_experts, num_experts_per_tok, strict=True)]
+
+    def odds(self, layer: int) -> npt.NDArray[np.int64]:
+        return self._odds[layer]
+
+
+class LruPolicy(_EvenPolicy):
     """The least recently used goes first: the value is the visit of the last use."""
 
-    def __init__(self, num_experts: Sequence[int]) -> None:
+    def __init__(self, num_experts: Sequence[int], num_experts_per_tok: Sequence[int]) -> None:
+        super().__init__(num_experts, num_experts_per_tok)
         self._last = [np.zeros(n, np.int64) for n in num_experts]
         self._learned: list[set[int]] = [set() for _ in num_experts]
 
@@ -75,10 +90,11 @@ class LruPolicy:
         return clock
 
 
-class LfuPolicy:
+class LfuPolicy(_EvenPolicy):
     """The least often used goes first: the value is the number of rows that used it."""
 
-    def __init__(self, num_experts: Sequence[int]) -> None:
+    def __init__(self, num_experts: Sequence[int], num_experts_per_tok: Sequence[int]) -> None:
+        super().__init__(num_experts, num_experts_per_tok)
         self._count = [np.zeros(n, np.int64) for n in num_experts]
 
     def learn(self, layer: int, rows: Sequence[Sequence[int]]) -> None:
@@ -146,10 +162,16 @@ class LesPolicy:
         targets[list(row)] = ONE
         return targets
 
-    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
+    def odds(self, layer: int) -> npt.NDArray[np.int64]:
+        return np.minimum(self._weighted(layer) // (TOTAL_WEIGHT * self._scale), ONE)
+
+    def _weighted(self, layer: int) -> npt.NDArray[np.int64]:
+        """The odds of each expert, ``TOTAL_WEIGHT * scale`` times too large."""
         block = self._block[layer]
-        odds = self._weights[layer][-len(block) :] @ block
-        return odds - self._price * np.int64(visit + len(self._tables))
+        return self._weights[layer][-len(block) :] @ block
+
+    def values(self, layer: int, visit: int) -> npt.NDArray[np.int64]:
+        return self._weighted(layer) - self._price * np.int64(visit + len(self._tables))
 
     def predicted(self, layer: int, odds: int, visit: int, clock: int) -> int:
         return TOTAL_WEIGHT * self._scale * odds - self._price * visit
@@ -161,9 +183,9 @@ def make_policy(name: str, num_experts: Sequence[int], num_experts_per_tok: Sequ
     Raises InputError for an unknown name.
     """
     if name == "lru":
-        return LruPolicy(num_experts)
+        return LruPolicy(num_experts, num_experts_per_tok)
     if name == "lfu":
-        return LfuPolicy(num_experts)
+        return LfuPolicy(num_experts, num_experts_per_tok)
     if name == "les":
         return LesPolicy(num_experts, num_experts_per_tok)
     raise InputError(f"unknown policy {name!r}: expected one of {', '.join(POLICIES)}")

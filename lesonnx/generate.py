@@ -6,6 +6,7 @@ The main path is `generate`. It knows the runner and the sampler, not how expert
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from lesonnx.errors import ContextError, InputError
 from lesonnx.runner import Runner
 from lesonnx.sampling import Sampler, SamplingOptions
+from lesonnx.speculative.speculator import DraftCounts, Speculator
 from lesonnx.tokenizer import StopChecker, StreamDecoder, Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -45,7 +47,7 @@ class Token:
 
 @dataclass
 class GenerationReport:
-    """How a generation went; complete once it has ended."""
+    """How a generation went; complete once it has ended. ``drafts`` is None where nothing could be drafted."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -53,6 +55,7 @@ class GenerationReport:
     finish_reason: FinishReason | None = None
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    drafts: DraftCounts | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -86,11 +89,12 @@ def generate(
     tokenizer: Tokenizer | None = None,
     *,
     reuse: bool = False,
+    speculator: Speculator | None = None,
 ) -> Iterator[Token]:
     """Generate from a prompt. Without a tokenizer, texts are empty. Close the iterator to stop early.
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
-    then chunks begin elsewhere, so a quantized bundle may round differently than from scratch.
+    then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
     model = runner.bundle.manifest.model
@@ -104,7 +108,7 @@ def generate(
         raise InputError("stop strings need a tokenizer, which this bundle lacks")
     eos = frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)
     report.prompt_tokens = len(prompt_ids)
-    return _steps(runner, prompt_ids, limit, sampler, decoder, stop, eos, report, reuse)
+    return _steps(runner, prompt_ids, limit, sampler, decoder, stop, eos, report, reuse, speculator)
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -126,38 +130,57 @@ def _steps(
     eos: frozenset[int],
     report: GenerationReport,
     reuse: bool,
+    speculator: Speculator | None,
 ) -> Iterator[Token]:
-    """The generator itself: prefill, then a token a step."""
+    """The generator itself: prefill, then a step at a time, which gives a token, or several where drafts are right."""
     # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
     report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
     runner.rewind(report.reused_tokens)
+    if speculator is not None:
+        report.drafts = speculator.begin(prompt_ids, report.reused_tokens, sampler)
     began = time.perf_counter()
     logits = runner.prefill(prompt_ids[report.reused_tokens :])
     report.prefill_ms = (time.perf_counter() - began) * 1e3
 
     # 2. Token by token, until the end-of-sequence token, a stop string or the limit. What the caller does between two
     #    tokens is not counted.
-    while True:
-        began = time.perf_counter()
-        token = sampler.sample(logits)
-        report.token_ids.append(token)
-        report.decode_ms += (time.perf_counter() - began) * 1e3
-        if token in eos:
-            report.finish_reason = "eos"
-            break
-        sampler.accept(token)
-        text = stop.push(decoder.push(token)) if decoder else ""
-        yield Token(token, text)
-        if stop.stopped_by is not None:
-            report.finish_reason = "stop"
-            return
-        if len(report.token_ids) == limit:
-            report.finish_reason = "length"
-            break
-        began = time.perf_counter()
-        logits = runner.step([token], [0])[0]
-        report.decode_ms += (time.perf_counter() - began) * 1e3
+    began = time.perf_counter()
+    coming = deque([sampler.sample(logits)])
+    report.decode_ms += (time.perf_counter() - began) * 1e3
+    try:
+        while True:
+            token = coming.popleft()
+            report.token_ids.append(token)
+            if token in eos:
+                report.finish_reason = "eos"
+                break
+            sampler.accept(token)
+            text = stop.push(decoder.push(token)) if decoder else ""
+            yield Token(token, text)
+            if stop.stopped_by is not None:
+                report.finish_reason = "stop"
+                return
+            if len(report.token_ids) == limit:
+                report.finish_reason = "length"
+                break
+            if not coming:
+                began = time.perf_counter()
+                most = limit - len(report.token_ids)
+                coming.extend(_next_tokens(runner, speculator, sampler, token, most, eos))
+                report.decode_ms += (time.perf_counter() - began) * 1e3
+    finally:
+        # The last token has not run, as without drafts; what was drafted behind it has.
+        runner.rewind(min(runner.num_tokens, len(prompt_ids) + len(report.token_ids) - 1))
 
     # 3. What was held back: half a character, or the beginning of a stop string.
     if decoder and (text := stop.push(decoder.flush()) + stop.flush()):
         yield Token(None, text)
+
+
+def _next_tokens(
+    runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, most: int, eos: frozenset[int]
+) -> list[int]:
+    """What comes after ``token``, which has not run: one token, or up to ``most``."""
+    if speculator is not None:
+        return speculator.next(token, most, eos).token_ids
+    return [sampler.sample(runner.step([token], [0])[0])]

@@ -235,6 +235,11 @@ class ExpertLoader:
         with self._lock:
             return [self.scheduler.state(first + number) == RESIDENT for number in range(shape.num_experts)]
 
+    def expected_new_bytes(self, rows: int) -> list[int]:
+        """For each of the next step's rows the bytes that it is expected to add to what must be loaded."""
+        with self._lock:
+            return self.scheduler.expected_new_bytes(rows)
+
     def accept(self, rows: Sequence[int]) -> None:
         """Of the step's rows these stay; what only rejected drafts touched is no use."""
         with self._lock:

@@ -24,6 +24,8 @@ from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.speculative.drafters import NO_DRAFTER, check_drafter, make_drafter
+from lesonnx.speculative.speculator import Speculator
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 
@@ -42,6 +44,7 @@ class LoadOptions:
 
     ``expert_budget_bytes`` bounds the expert cache, exactly. ``memory_budget_bytes`` bounds the process: the experts
     get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
+    ``draft`` names what proposes tokens (see ``speculative.drafters``), ``draft_model`` the bundle of ``draft-model``.
     """
 
     schedule: str = "les"
@@ -55,6 +58,8 @@ class LoadOptions:
     prefill_chunk_tokens: int | None = None
     timeline: Timeline | None = None
     num_threads: int | None = None
+    draft: str = NO_DRAFTER
+    draft_model: Path | str | None = None
 
 
 class Generation:
@@ -83,6 +88,7 @@ class Model:
     chat_template: ChatTemplate | None = None
     engine_name: str = ""
     notes: list[str] = field(default_factory=list)
+    speculator: Speculator | None = None
 
     @property
     def telemetry(self) -> Telemetry:
@@ -111,11 +117,15 @@ class Model:
     def _generate(self, prompt_ids: list[int], options: GenerationOptions | None, reuse: bool) -> Generation:
         report = GenerationReport()
         options = options or GenerationOptions()
-        tokens = generate(self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse)
+        tokens = generate(
+            self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse, speculator=self.speculator
+        )
         return Generation(tokens, report)
 
     def close(self) -> None:
         """Free sessions, caches and experts."""
+        if self.speculator is not None:
+            self.speculator.close()
         self.runner.close()
 
     def __enter__(self) -> Model:
@@ -167,6 +177,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         raise InputError(f"prefill chunk is {options.prefill_chunk_tokens} tokens, expected at least 1")
     if options.num_threads is not None and not 1 <= options.num_threads <= MAX_THREADS:
         raise InputError(f"num_threads is {options.num_threads}, expected 1 to {MAX_THREADS}")
+    check_drafter(options.draft, options.draft_model)
     ort.check_version(bundle.manifest.onnxruntime_at_least)
     memory.return_freed_memory()
     files = bundle.manifest.tokenizer
@@ -185,10 +196,16 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         raise
     if config.lookahead and options.lookahead is None:
         runner.governor = Governor()
+    speculator = None
     try:
+        # Before the memory is bounded: a draft model takes its part of it.
+        drafter = make_drafter(options.draft, bundle, options.draft_model, options.engine, options.num_threads)
+        speculator = None if drafter is None else Speculator(runner, drafter)
         if options.memory_budget_bytes is not None:
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
     except BaseException:
+        if speculator is not None:
+            speculator.close()
         runner.close()
         raise
     notes = list(engine.notes)
@@ -197,4 +214,4 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"
             f" {format_bytes(bundle.token_demand_bytes)} that one token uses: few can stay from one token to the next"
         )
-    return Model(bundle, runner, options, tokenizer, template, engine.name, notes)
+    return Model(bundle, runner, options, tokenizer, template, engine.name, notes, speculator)

@@ -9,9 +9,10 @@ from bisect import insort
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from lesonnx.allocator import SizeClass, Slab, SlotAllocator
-from lesonnx.eviction import TOP, make_policy
+from lesonnx.eviction import ODDS_BITS, ONE, TOP, make_policy
 from lesonnx.schedule import LayerShape
 
 # An entry orders experts by value, then by number: ``value << INDEX_BITS | expert``.
@@ -39,6 +40,7 @@ class Residency:
             self.layer_of += [layer] * len(costs)
         if not 0 < len(self.cost) <= INDEX_MASK:
             raise ValueError(f"{len(self.cost)} experts: expected 1 to {INDEX_MASK}")
+        self._costs = np.array(self.cost, np.int64)
         sizes = sorted(set(self.cost))
         self._class_of = [sizes.index(cost) for cost in self.cost]
         classes = [
@@ -99,6 +101,23 @@ class Residency:
         entries = self._evictable[slot_class][layer]
         entries.remove(self.entry[expert])
         self._first_entry[slot_class][layer] = entries[0] if entries else NONE
+
+    def expected_new_bytes(self, rows: int, absent: npt.NDArray[np.bool_]) -> list[int]:
+        """For each of the coming rows the bytes of ``absent`` experts [n] that it uses first, as far as odds tell.
+
+        A row uses each expert with the policy's odds, whatever other rows use.
+        """
+        if not absent.any():
+            return [0] * rows
+        odds = np.zeros(len(self.cost), np.int64)
+        for layer, numbers in enumerate(self._numbers):
+            odds[numbers[0] : numbers[-1] + 1] = self.policy.odds(layer)
+        costs, odds = self._costs[absent], odds[absent]
+        first_use, new_bytes = odds, []
+        for _ in range(rows):
+            new_bytes.append(int(costs @ first_use) >> ODDS_BITS)
+            first_use = first_use * (ONE - odds) >> ODDS_BITS
+        return new_bytes
 
     # ---- places
 

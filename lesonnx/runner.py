@@ -5,6 +5,7 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
+from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
 
 Logits = NDArray[np.float32]
@@ -131,9 +133,28 @@ class _StepBuffers:
             if idx != EMBEDDING_IDX
         }
         self.layer_rows = ort.empty_aligned((num_rows, len(layer_idxs), hidden), np.float32)
-        # By part and side of the states, the head of one row by side.
+        # Of a step with drafts, every row's: made when there is one.
+        self.draft_logits = np.empty((0, model.vocab_size), np.float32)
+        # By part and side of the states, the head by side and number of logit rows.
         self.bindings: dict[tuple[str, int], ort.Binding] = {}
-        self.heads: dict[int, ort.Binding] = {}
+        self.heads: dict[tuple[int, int], ort.Binding] = {}
+
+    def first_rows(self, num_rows: int) -> _StepBuffers:
+        """The same memory for a step of fewer rows, to which parts are bound apart."""
+        narrow = copy.copy(self)
+        for name in ("input_ids", "position_ids", "hidden", "mixed_residual"):
+            setattr(narrow, name, getattr(self, name)[:, :num_rows])
+        for name in ("moe_input", "topk_ids", "router_scores", "expert_out", "shared_out", "ready", "lookahead_scores"):
+            setattr(narrow, name, getattr(self, name)[:num_rows])
+        narrow.streams = [
+            _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
+            for one in self.streams
+        ]
+        narrow.draft_logits = self.draft_logits[:num_rows]
+        narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
+        narrow.layer_rows = self.layer_rows[:num_rows]
+        narrow.bindings, narrow.heads = {}, {}
+        return narrow
 
     def gather(self, layer_idxs: Sequence[int]) -> NDArray[np.float32]:
         """The step's layer outputs side by side: [T, n*H]."""
@@ -198,6 +219,7 @@ class Runner:
         self._head_carries_states = any(state.part == self._head.name for state in bundle.manifest.states)
         self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
         self._buffers: dict[int, _StepBuffers] = {}
+        self._step_rows = 0
 
     def close(self) -> None:
         """Free sessions, states and experts."""
@@ -310,24 +332,26 @@ class Runner:
                 rows.append(logits)
         return np.concatenate(rows) if all_logits else rows[-1][0]
 
-    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int]) -> Logits:
-        """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none)."""
+    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
+        """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none).
+
+        The last ``num_drafts`` of them are drafts: then all rows are asked for, their logits are valid until the next
+        step, and `keep` must follow.
+        """
         num_rows = len(token_ids)
-        total = self.num_tokens + num_rows
-        if total > self.states.capacity_tokens:
-            # The experts give way before the caches grow: the budget holds at every moment.
-            self._share_memory(self.states.capacity_for(total))
-            self._buffers.clear()
-            self.states.reserve(total)
+        self._reserve(self.num_tokens + num_rows)
         buffers = self._buffers_for(num_rows)
         self._fill(buffers, token_ids)
         self.states.begin(num_rows)
-        self.loader.begin_step(num_rows)
+        self.loader.begin_step(num_rows, num_drafts)
         if self.routing is not None:
             self.routing.begin_step(num_rows)
-        # Of steps of one row the governor knows which side is faster; a prefill has too much to read not to look ahead.
+        # Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a
+        # prefill has too much to read not to look ahead.
         governor = self.governor if num_rows == 1 else None
-        looks_ahead = self.loader.uses_lookahead and (governor is None or governor.wants())
+        looks_ahead = self.loader.uses_lookahead
+        if looks_ahead and self.governor is not None and (governor or num_drafts):
+            looks_ahead = self.governor.wants() if governor else self.governor.is_on
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
@@ -339,17 +363,40 @@ class Runner:
             before_experts = partial(self._run, buffers, mixer.name) if mixer else None
             self.loader.run_layer(place, self._work(buffers, place), lookahead, before_experts)
             began = time.perf_counter()
-        logits = self._logits(buffers, logit_rows)
+        logits = self._logits(buffers, logit_rows, num_drafts)
         ended = time.perf_counter()
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
             governor.took(ended - step_began)
         position = self.num_tokens
         self.states.commit(num_rows)
+        self._step_rows = num_rows
         self.token_ids += token_ids
         if self._layer_reader:
             self._layer_reader.observe(position, buffers.gather(self._layer_idxs))
         return logits
+
+    def _reserve(self, total: int) -> None:
+        """Make room for that many tokens in all."""
+        if total > self.states.capacity_tokens:
+            # The experts give way before the caches grow: the budget holds at every moment.
+            self._share_memory(self.states.capacity_for(total))
+            self._buffers.clear()
+            self.states.reserve(total)
+
+    def keep(self, num_rows: int) -> None:
+        """Of the last step, which had drafts, the first rows stay: the others are gone back over and were no use."""
+        self.loader.accept(range(num_rows))
+        self.rewind(self.num_tokens - self._step_rows + num_rows)
+
+    def prepare_drafts(self, num_rows: int) -> None:
+        """Bind what a step of so many rows needs, so that the first one takes no longer than those after it."""
+        self._reserve(self.num_tokens + num_rows)
+        buffers = self._buffers_for(num_rows)
+        parts = [part.name for part in [*self._segments, *self._mixers] if part is not None]
+        for name in ("embed", *parts, *self._lookaheads):
+            self._binding(buffers, name)
+        self._bind_draft_head(buffers)
 
     def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
         ids = np.asarray(token_ids, np.int64)
@@ -388,23 +435,36 @@ class Runner:
 
         return scores
 
-    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int]) -> Logits:
+    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
         """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
         if not logit_rows and not self._head_carries_states and not self._read_of(buffers, self._head):
             return np.empty((0, vocab_size), np.float32)
         rows = logit_rows or [0]
+        if num_drafts:
+            self._bind_draft_head(buffers).run()
+            return buffers.draft_logits
         if len(rows) != 1:
             asked = np.asarray(rows, np.int64)
             logits = np.empty((len(rows), vocab_size), np.float32)
             self._bind_head(buffers, asked, logits).run()
             return logits if logit_rows else logits[:0]
         # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
-        if self.states.side not in buffers.heads:
-            buffers.heads[self.states.side] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
+        key = (self.states.side, 1)
+        if key not in buffers.heads:
+            buffers.heads[key] = self._bind_head(buffers, buffers.logit_rows, buffers.logits)
         buffers.logit_rows[0] = rows[0]
-        buffers.heads[self.states.side].run()
+        buffers.heads[key].run()
         return buffers.logits[: len(logit_rows)].copy()
+
+    def _bind_draft_head(self, buffers: _StepBuffers) -> ort.Binding:
+        """The head of every row of a step with drafts."""
+        num_rows = buffers.input_ids.size
+        key = (self.states.side, num_rows)
+        if key not in buffers.heads:
+            rows = np.arange(num_rows, dtype=np.int64)
+            buffers.heads[key] = self._bind_head(buffers, rows, buffers.draft_logits)
+        return buffers.heads[key]
 
     def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
@@ -415,20 +475,32 @@ class Runner:
     # -- bindings ----------------------------------------------------------------------------------------------------
 
     def _buffers_for(self, num_rows: int) -> _StepBuffers:
-        """The arrays of this width; beside decode's one row, only the last width is kept."""
+        """The arrays of this width. Widths of drafts share the memory of the widest; of others, only the last is kept."""
         if num_rows not in self._buffers:
-            for width in [width for width in self._buffers if width != 1]:
-                del self._buffers[width]
-            self._buffers[num_rows] = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
+            if 1 < num_rows < REWINDABLE_TOKENS:
+                self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)
+                return self._buffers[num_rows]
+            if num_rows > REWINDABLE_TOKENS:
+                for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
+                    del self._buffers[width]
+            self._buffers[num_rows] = buffers = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
+            if num_rows == REWINDABLE_TOKENS:
+                vocab_size = self.bundle.manifest.model.vocab_size
+                buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
 
-    def _run(self, buffers: _StepBuffers, name: str) -> None:
+    def _binding(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+        """A part bound to the arrays of a width."""
         key = (name, self.states.side)
         if key not in buffers.bindings:
             buffers.bindings[key] = self._bind(buffers, name)
+        return buffers.bindings[key]
+
+    def _run(self, buffers: _StepBuffers, name: str) -> None:
+        binding = self._binding(buffers, name)
         timeline = self.loader.timeline
         began = time.perf_counter() if timeline else 0.0
-        buffers.bindings[key].run()
+        binding.run()
         if timeline and name not in self._lookaheads:
             timeline.span(DENSE, name, began, time.perf_counter())
 

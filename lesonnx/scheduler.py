@@ -114,6 +114,11 @@ class Scheduler:
         """Slab and byte offset of a loading or resident expert."""
         return self._residency.place(expert)
 
+    def expected_new_bytes(self, rows: int) -> list[int]:
+        """For each of the next step's ``rows`` the bytes that it is expected to add to what must be loaded."""
+        absent = np.array([state != RESIDENT for state in self._state])
+        return self._residency.expected_new_bytes(rows, absent)
+
     # ---- events
 
     def begin_step(self, rows: int, drafts: int = 0) -> list[Action]:

@@ -381,7 +381,7 @@ def test_budgets_and_switches_are_checked() -> None:
 
 
 def test_lru_and_lfu_value_by_last_use_and_by_count() -> None:
-    lru, lfu = LruPolicy([3]), LfuPolicy([3])
+    lru, lfu = LruPolicy([3], [1]), LfuPolicy([3], [1])
     for clock, rows in ((1, [[0, 1]]), (2, [[1], [1]])):
         lru.learn(0, rows)
         lfu.learn(0, rows)

@@ -43,6 +43,11 @@ class LayerWork:
         flat = topk_ids.reshape(-1)
         if len(topk_ids) == 1:
             rows = {first + expert_idx: _SINGLE[slot] for slot, expert_idx in enumerate(flat.tolist())}
+        elif len(flat) <= _FEW_PLACES:
+            places: dict[int, list[int]] = {}
+            for place, expert_idx in enumerate(flat.tolist()):
+                places.setdefault(first + expert_idx, []).append(place)
+            rows = {number: np.array(places[number]) for number in sorted(places)}
         else:
             order = np.argsort(flat, kind="stable")
             experts, starts = np.unique(flat[order], return_index=True)
@@ -51,6 +56,8 @@ class LayerWork:
         return cls(first, topk_ids, hidden, expert_out, shared_out, rows)
 
 
+# Below so many places plain Python groups faster than NumPy.
+_FEW_PLACES = 256
 # One row's places, each as an array: made once, since decode needs them for every expert of every token.
 _SINGLE = [np.array([slot], np.int64) for slot in range(256)]
 

@@ -18,8 +18,9 @@ from lesonnx.engines import LayerWork, Rows
 from lesonnx.engines.cache import PackFile, Slab
 from lesonnx.errors import BundleError, InputError
 
-# Bindings of decode steps that are kept, by what they are bound to.
-MAX_BINDINGS = 256
+# Bindings that are kept, by what they are bound to: those of decode steps and of steps with drafts, whose arrays stay.
+MAX_BINDINGS = 512
+KEPT_ROWS = 16
 
 
 def why_not(bundle: Bundle) -> str | None:
@@ -53,7 +54,7 @@ class KernelEngine:
         except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
             raise InputError(f"the kernel's library cannot be used: {ort.first_line(error)}") from None
         self._stages = [self._open_stage(bundle, kind.stage, options) for kind in bundle.manifest.expert_kinds]
-        self._bindings: dict[tuple[int, ...], _DecodeBinding] = {}
+        self._bindings: dict[tuple[int, ...], _RowBinding] = {}
 
     @staticmethod
     def _open_stage(
@@ -89,43 +90,39 @@ class KernelEngine:
             key = (self._places[expert.number][0], expert.expert_idx is None)
             groups.setdefault(key, []).append(expert)
         for (memory, is_shared), group in groups.items():
-            if len(work.hidden) == 1:
-                self._compute_row(memory, is_shared, group, work)
+            pieces: list[Rows]
+            if is_shared:
+                pieces = [np.arange(len(work.hidden), dtype=np.int64)]
             else:
-                self._compute_rows(memory, is_shared, group, work)
+                pieces = [work.rows[expert.number] for expert in group]
+            self._compute_rows(memory, is_shared, group, pieces, work)
 
-    def _compute_row(self, memory: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
-        """A decode step: the same few arrays every time, so bindings are kept, and keep their arrays."""
+    def _compute_rows(
+        self, memory: int, is_shared: bool, group: list[Expert], pieces: list[Rows], work: LayerWork
+    ) -> None:
+        """The rows of a group. In steps of few rows arrays are the same every time, so bindings are kept, and keep them."""
         out = work.shared_out if is_shared else work.expert_out
         kind_idx = group[0].kind_idx
-        key = (kind_idx, memory, len(group), id(out), id(work.hidden))
+        counts = [len(piece) for piece in pieces]
+        num_rows = sum(counts)
+        key = (kind_idx, memory, len(group), num_rows, id(out), id(work.hidden))
         binding = self._bindings.get(key)
         if binding is None:
-            if len(self._bindings) >= MAX_BINDINGS:
-                self._bindings.clear()
-            binding = self._bindings[key] = _DecodeBinding(
-                self._stages[kind_idx], work.hidden, self._memory[memory].array, out, len(group)
-            )
+            cache = self._memory[memory].array
+            binding = _RowBinding(self._stages[kind_idx], work.hidden, cache, out, len(group), num_rows)
+            if len(work.hidden) <= KEPT_ROWS:
+                if len(self._bindings) >= MAX_BINDINGS:
+                    self._bindings.clear()
+                self._bindings[key] = binding
         places = self._places
         binding.offsets[:] = [places[expert.number][1] for expert in group]
-        if not is_shared:
-            rows = work.rows
-            binding.rows[:] = [rows[expert.number][0] for expert in group]
-        binding.run()
-
-    def _compute_rows(self, memory: int, is_shared: bool, group: list[Expert], work: LayerWork) -> None:
-        """A step of several rows: ragged row lists, bound anew."""
-        pieces: list[Rows]
-        if is_shared:
-            pieces = [np.arange(len(work.hidden), dtype=np.int64)]
+        if num_rows == len(group):
+            binding.row_starts[:] = binding.each
+            binding.rows[:] = [piece[0] for piece in pieces]
         else:
-            pieces = [work.rows[expert.number] for expert in group]
-        starts = np.zeros(len(group) + 1, np.int64)
-        np.cumsum([len(piece) for piece in pieces], out=starts[1:])
-        offsets = np.array([self._places[expert.number][1] for expert in group], np.int64)
-        out = work.shared_out if is_shared else work.expert_out
-        inputs = _inputs(work.hidden, self._memory[memory].array, offsets, starts, np.concatenate(pieces))
-        ort.Binding(self._stages[group[0].kind_idx], inputs, {"expert_out": _with_slots(out)}).run()
+            binding.row_starts[1:] = list(accumulate(counts))
+            np.concatenate(pieces, out=binding.rows)
+        binding.run()
 
     def evict(self, expert: Expert) -> None:
         del self._places[expert.number]
@@ -139,8 +136,8 @@ class KernelEngine:
             pack.close()
 
 
-class _DecodeBinding(ort.Binding):
-    """One row, n experts: arrays to fill in, then run."""
+class _RowBinding(ort.Binding):
+    """So many rows of so many experts: arrays to fill in, then run."""
 
     def __init__(
         self,
@@ -149,13 +146,16 @@ class _DecodeBinding(ort.Binding):
         cache: NDArray[np.uint8],
         out: NDArray[np.float32],
         num_experts: int,
+        num_rows: int,
     ) -> None:
         self.offsets = np.zeros(num_experts, np.int64)
-        self.rows = np.zeros(num_experts, np.int64)
+        self.rows = np.zeros(num_rows, np.int64)
+        self.row_starts = np.zeros(num_experts + 1, np.int64)
+        # Where every expert has one row.
+        self.each = np.arange(num_experts + 1, dtype=np.int64)
         # An array whose id names this binding must live as long as it does.
         self._out = out
-        starts = np.arange(num_experts + 1, dtype=np.int64)
-        inputs = _inputs(hidden, cache, self.offsets, starts, self.rows)
+        inputs = _inputs(hidden, cache, self.offsets, self.row_starts, self.rows)
         super().__init__(stage, inputs, {"expert_out": _with_slots(out)})
 
 

@@ -1,0 +1,142 @@
+"""Draft, price, verify: the tokens that come next, from one pass of the target over a token and its drafts.
+
+It knows the runner's steps, a drafter and the clock; neither text nor when a generation ends but by its end tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from lesonnx.runner import Runner
+from lesonnx.sampling import Sampler
+from lesonnx.speculative.drafter import MAX_DRAFT_TOKENS, NO_DRAFT, Draft, Drafter, DraftSampler
+from lesonnx.speculative.pricing import Pricing
+from lesonnx.speculative.verify import Verified, verify
+
+
+@dataclass
+class DraftCounts:
+    """The drafts of a generation, by position: how many were verified, and how many of them were right.
+
+    ``drafted[j]`` counts the drafts that had a slot j, ``judged[j]`` those of which all slots before j were right, so
+    that ``accepted[j] / judged[j]`` is the acceptance at j. ``passes``: with drafts; ``draft_ms``: what drafting took.
+    """
+
+    drafted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    judged: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    accepted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    passes: int = 0
+    draft_ms: float = 0.0
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """A pass that verified so many drafts."""
+        self.passes += 1
+        for slot in range(drafted):
+            self.drafted[slot] += 1
+            self.judged[slot] += slot <= accepted
+            self.accepted[slot] += slot < accepted
+
+
+class Speculator:
+    """Gives a sequence's next tokens, several at once where drafts are right. Not thread-safe.
+
+    Owns the drafter and what was measured, which outlives a sequence; the runner is the caller's.
+    """
+
+    def __init__(self, runner: Runner, drafter: Drafter) -> None:
+        self.runner = runner
+        self.drafter = drafter
+        self.pricing = Pricing()
+        self.counts = DraftCounts()
+        self._sequence: list[int] = []
+        self._sampler: Sampler | None = None
+        self._draft_sampler: DraftSampler | None = None
+        # A draft that was not verified: its first token, held against the next one.
+        self._unverified = NO_DRAFT
+
+    def close(self) -> None:
+        """Free the drafter."""
+        self.drafter.close()
+
+    def begin(self, prompt_ids: Sequence[int], num_kept: int, sampler: Sampler) -> DraftCounts:
+        """A generation from a prompt begins; the runner keeps ``num_kept`` tokens of its sequence. Gives its counts."""
+        self.counts = DraftCounts()
+        self._sequence = list(prompt_ids)
+        self._sampler, self._draft_sampler = sampler, DraftSampler(sampler)
+        self._unverified = NO_DRAFT
+        self.drafter.rewind(num_kept)
+        return self.counts
+
+    def next(self, token: int, most: int, ends: Collection[int]) -> Verified:
+        """The tokens after ``token``, the latest one, which the target has not run: at least one, at most ``most``.
+
+        Ends behind one of ``ends``. Afterwards the target has run ``token`` and those that were drafted.
+        """
+        sampler, draft_sampler = self._sampler, self._draft_sampler
+        if sampler is None or draft_sampler is None:
+            raise ValueError("next before begin")
+        self._judge_unverified(token)
+        self._sequence.append(token)
+        runner, pricing, drafter = self.runner, self.pricing, self.drafter
+        draft, draft_us, new_bytes = NO_DRAFT, None, list[int]()
+        room = min(most - 1, drafter.max_tokens)
+        if room > 0 and not drafter.is_free and pricing.may_draft:
+            new_bytes = runner.loader.expected_new_bytes(room + 1)
+        asked = pricing.ask(room, drafter.is_free, new_bytes) if drafter.is_free or new_bytes else 0
+        if asked > 0:
+            began = time.perf_counter_ns()
+            draft = drafter.propose(self._sequence, asked, draft_sampler)
+            took_us = (time.perf_counter_ns() - began) // 1000
+            self.counts.draft_ms += took_us / 1e3
+            draft_us = None if drafter.is_free else took_us
+        length = 0
+        if draft.token_ids and pricing.may_draft:
+            new_bytes = new_bytes or runner.loader.expected_new_bytes(len(draft.token_ids) + 1)
+            is_drawn = draft.probabilities is not None
+            length = pricing.choose(len(draft.token_ids), draft.confidence, drafter.is_free, is_drawn, new_bytes)
+        return self._run(token, draft, length, sampler, ends, draft_us, new_bytes)
+
+    def _run(
+        self,
+        token: int,
+        draft: Draft,
+        length: int,
+        sampler: Sampler,
+        ends: Collection[int],
+        draft_us: int | None,
+        new_bytes: Sequence[int],
+    ) -> Verified:
+        """One pass over the token and ``length`` drafts, and what it gives."""
+        runner, telemetry = self.runner, self.runner.loader.telemetry
+        if length:
+            runner.prepare_drafts(length + 1)
+        stall_ms, read_bytes = telemetry.stall_ms, telemetry.read_bytes
+        began = time.perf_counter_ns()
+        if length:
+            drafted = list(draft.token_ids[:length])
+            logits = runner.step([token, *drafted], range(length + 1), length)
+            verified = verify(draft, logits, sampler, ends)
+            runner.keep(1 + verified.accepted)
+            # Behind an end token nothing was judged.
+            judged = min(length, len(verified.token_ids))
+            self.counts.count(judged, verified.accepted)
+            self.pricing.judge(judged, verified.accepted, draft.confidence)
+            self._sequence += verified.token_ids[: verified.accepted]
+        else:
+            logits = runner.step([token], [0])
+            verified = Verified([sampler.sample(logits[0])], 0)
+            self._unverified = draft
+        pass_us = (time.perf_counter_ns() - began) // 1000
+        stall_us = int((telemetry.stall_ms - stall_ms) * 1e3)
+        read = telemetry.read_bytes - read_bytes
+        new_tokens = len(verified.token_ids)
+        self.pricing.passed(length + 1, pass_us, stall_us, read, new_bytes, new_tokens, draft_us)
+        return verified
+
+    def _judge_unverified(self, token: int) -> None:
+        """The token that came without drafts tells whether the draft's first one would have been right."""
+        if self._unverified.token_ids:
+            self.pricing.judge(1, int(self._unverified.token_ids[0] == token), self._unverified.confidence)
+        self._unverified = NO_DRAFT

@@ -1,0 +1,281 @@
+"""The pure parts of speculative decoding: golden vectors, the meaning of verify, and what pricing must never do."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden_traces import answer, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lesonnx.eviction import ONE
+from lesonnx.sampling import Logits, Pcg32, Sampler, SamplingOptions
+from lesonnx.speculative.drafter import Draft, DraftSampler, fixed_confidence
+from lesonnx.speculative.ngram import LEAST_MATCH, MOST_CANDIDATES, MOST_MATCH, NgramDrafter
+from lesonnx.speculative.pricing import Pricing
+from lesonnx.speculative.verify import verify
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "tests" / "data" / "speculation.json"
+GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
+GREEDY = DraftSampler(Sampler(SamplingOptions()))
+
+
+def named(section: str) -> Any:
+    return pytest.mark.parametrize("case", GOLDEN[section], ids=lambda case: str(case.get("name", case.get("trace"))))
+
+
+def made_logits(random: Pcg32) -> Logits:
+    return np.array([(random.next_u32() >> 17) / 2048 - 8 for _ in range(GOLDEN["vocab_size"])], np.float32)
+
+
+def test_the_vectors_are_what_the_tool_makes(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "make_speculation_vectors.py"))
+    tool["main"](tmp_path / "made.json")
+    assert (tmp_path / "made.json").read_bytes() == FILE.read_bytes(), "run tools/make_speculation_vectors.py"
+
+
+# ---- ngram
+
+
+@named("ngram")
+def test_ngram_golden(case: dict[str, Any]) -> None:
+    drafter, sequence = NgramDrafter(), list[int]()
+    for call in case["calls"]:
+        if "rewind" in call:
+            del sequence[call["rewind"] :]
+            drafter.rewind(call["rewind"])
+        sequence += call["tokens"]
+        draft = drafter.propose(sequence, call["max_tokens"], GREEDY)
+        assert (list(draft.token_ids), list(draft.confidence or ())) == (call["draft"], call["confidence"])
+
+
+def plain_lookup(sequence: list[int], count: int) -> list[int]:
+    """Prompt lookup word by word: the longest suffix that ends earlier, the most recent of equals."""
+    ends = [end for end in range(1, len(sequence) - 1) if sequence[end - 1 : end + 1] == sequence[-2:]]
+    best, best_length = None, 0
+    for end in sorted(ends, reverse=True)[:MOST_CANDIDATES]:
+        length = LEAST_MATCH
+        while length < MOST_MATCH and length <= end and sequence[end - length] == sequence[-1 - length]:
+            length += 1
+        if length > best_length:
+            best, best_length = end, length
+    if best is None:
+        return []
+    longer = list(sequence)
+    for _ in range(count):
+        longer.append(longer[best + 1 + len(longer) - len(sequence)])
+    return longer[len(sequence) :]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 3), max_size=80), st.integers(1, 15))
+def test_ngram_is_its_definition(sequence: list[int], count: int) -> None:
+    drafter, grown = NgramDrafter(), list[int]()
+    for token in sequence:
+        grown.append(token)
+        assert list(drafter.propose(grown, count, GREEDY).token_ids) == plain_lookup(grown, count)
+
+
+# ---- draws and verify
+
+
+@named("draft_sampler")
+def test_draft_sampler_golden(case: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingOptions(**case["options"]))
+    sampler.accept_all(case["accept"])
+    random, draft_sampler = Pcg32(case["logits_seed"], 1), DraftSampler(sampler)
+    for tokens in case["drafts"]:
+        with draft_sampler:
+            assert [draft_sampler.choose(made_logits(random))[0] for _ in tokens] == tokens
+    assert sampler.sample(made_logits(random)) == case["then"]
+
+
+@named("verify")
+def test_verify_golden(case: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingOptions(**case["options"]))
+    sampler.accept_all(case["accept"])
+    random = Pcg32(case["logits_seed"], 1)
+    logits = np.stack([made_logits(random) for _ in range(len(case["draft"]) + 1)])
+    drawn = case["probabilities"]
+    draft = Draft(case["draft"], drawn and [(np.array(ids, np.int64), np.array(q)) for ids, q in drawn])
+    found = verify(draft, logits, sampler, case["ends"])
+    assert (found.token_ids, found.accepted) == (case["token_ids"], case["accepted"])
+    assert sampler.rng.next_u32() == case["next_u32"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"repetition_penalty": 1.4}, {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 5}],
+)
+def test_chosen_drafts_give_the_tokens_of_plain_sampling(options: dict[str, Any]) -> None:
+    """Whatever is drafted: the same tokens, the same draws, row for row."""
+    noise = np.random.default_rng(3)
+    for _ in range(200):
+        logits = noise.normal(0, 2, (6, 9)).astype(np.float32)
+        plain, drafting = (Sampler(SamplingOptions(**options)) for _ in range(2))
+        expected = []
+        for row in logits:
+            expected.append(plain.sample(row))
+            plain.accept(expected[-1])
+        drafted = [token if noise.random() < 0.7 else int(noise.integers(9)) for token in expected[:5]]
+        found = verify(Draft(drafted), logits, drafting)
+        assert found.token_ids == expected[: len(found.token_ids)]
+        matching = next((slot for slot in range(5) if drafted[slot] != expected[slot]), 5)
+        assert (found.accepted, len(found.token_ids)) == (matching, matching + 1)
+        # The penalty has forgotten the drafts, and no draw was made for rows behind.
+        fresh = Sampler(SamplingOptions(**options))
+        for row, token in zip(logits, found.token_ids, strict=False):
+            assert fresh.sample(row) == token
+            fresh.accept(token)
+        assert drafting.rng.next_u32() == fresh.rng.next_u32()
+
+
+def chi_square(counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float], draws: int) -> float:
+    """Pearson's statistic; a cell that cannot be must be empty."""
+    assert all(expected.get(cell, 0) > 0 for cell in counts)
+    return sum((counts.get(cell, 0) - draws * p) ** 2 / (draws * p) for cell, p in expected.items())
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_verified_tokens_have_the_targets_distribution(is_drawn: bool) -> None:
+    """10^5 drafts of one token over four, where q is far from p: the token that comes has p, by chi-square."""
+    draws = 100_000
+    target = np.array([[1.2, 0.1, -0.6, -3.0], [0.0, 0.5, 1.0, 0.2]], np.float32)
+    proposal = np.array([-0.4, 0.9, 0.3, -1.0], np.float32)
+    sampler = Sampler(SamplingOptions(temperature=1.0, seed=17))
+    draft_sampler = DraftSampler(sampler)
+    counts: dict[tuple[int, ...], int] = {}
+    accepted = 0
+    for _ in range(draws):
+        if is_drawn:
+            with draft_sampler:
+                token, distribution = draft_sampler.choose(proposal)
+            found = verify(Draft([token], [distribution] if distribution else None), target, sampler)
+        else:
+            found = verify(Draft([1]), target, sampler)
+        first = (found.token_ids[0],)
+        counts[first] = counts.get(first, 0) + 1
+        accepted += found.accepted
+    ids, p = sampler.distribution(target[0])
+    expected = {(int(token),): float(value) for token, value in zip(ids, p, strict=True)}
+    # 16.27: one in a thousand for three degrees of freedom; the seed is fixed.
+    assert chi_square(counts, expected, draws) < 16.27
+    # And drafts are accepted as often as can be: the overlap of p and q, or p of the chosen token.
+    q = dict(zip(*(values.tolist() for values in Sampler(sampler.options).distribution(proposal)), strict=True))
+    best = sum(min(value, q[token[0]]) for token, value in expected.items()) if is_drawn else expected[1,]
+    assert accepted / draws == pytest.approx(best, abs=0.006)
+
+
+# ---- pricing
+
+
+@named("pricing")
+def test_pricing_golden(case: dict[str, Any]) -> None:
+    pricing = Pricing()
+    for number, turn in enumerate(case["turns"]):
+        confidence, new_bytes = turn["confidence"], turn["new_bytes"]
+        assert pricing.may_draft == turn["may_draft"], number
+        assert pricing.ask(turn["most"], case["is_free"], new_bytes) == turn["asked"], number
+        chosen = pricing.choose(turn["drafted"], confidence, case["is_free"], case["is_drawn"], new_bytes)
+        assert chosen == turn["chosen"], number
+        times = [turn[name] for name in ("pass_us", "stall_us", "read_bytes")]
+        pricing.passed(chosen + 1, *times, new_bytes, turn["new_tokens"], turn["draft_us"])
+        if turn["judged"]:
+            pricing.judge(turn["judged"], turn["accepted"], confidence)
+        slot, odds = turn["odds"]
+        value, by_confidence = turn["confidence_odds"]
+        rows, extra_bytes, us = turn["expected_us"]
+        assert pricing.acceptance.odds(slot, None) == odds, number
+        assert pricing.acceptance.odds(0, [value]) == by_confidence, number
+        assert pricing.times.pass_us(rows, extra_bytes) == us, number
+
+
+@named("new_bytes")
+def test_new_bytes_golden(case: dict[str, Any]) -> None:
+    trace = json.loads((ROOT / "tests" / "data" / "traces" / case["trace"]).read_text(encoding="utf-8"))
+    scheduler = make_scheduler(trace)
+    for event in trace["events"]:
+        answer(scheduler, event)
+    assert scheduler.expected_new_bytes(case["rows"]) == case["result"]
+
+
+def simulate(
+    passes: int, first_row_us: int, row_us: int, odds: float, draft_us: int | None, seed: int, most: int = 15
+) -> tuple[float, int]:
+    """Tokens by time against plain decoding, and passes with drafts, on a machine and with a drafter of that kind."""
+    random, pricing = np.random.default_rng(seed), Pricing()
+    total_us, tokens, drafting = 0.0, 0, 0
+    plain_us = 5000
+    for _ in range(passes):
+        asked = pricing.ask(most, draft_us is None, [])
+        drafted = most if asked else 0
+        length = pricing.choose(drafted, None, draft_us is None, False, []) if pricing.may_draft else 0
+        accepted = 0
+        while accepted < length and random.random() < odds:
+            accepted += 1
+        us = plain_us + (first_row_us + row_us * (length - 1) if length else 0)
+        us = int(us * random.uniform(0.9, 1.1) * (4 if random.random() < 0.02 else 1))
+        paid_us = draft_us if draft_us is not None and asked else None
+        pricing.passed(length + 1, us, 0, 0, [], accepted + 1, paid_us)
+        if length:
+            pricing.judge(length, accepted, None)
+        elif drafted:
+            pricing.judge(1, int(random.random() < odds), None)
+        total_us += us + (paid_us or 0)
+        tokens += accepted + 1
+        drafting += length > 0
+    return tokens * plain_us * 1.06 / total_us, drafting
+
+
+@pytest.mark.parametrize("draft_us", [None, 2500])
+@pytest.mark.parametrize("odds", [0.0, 0.1, 0.5])
+def test_drafting_that_cannot_pay_costs_next_to_nothing(odds: float, draft_us: int | None) -> None:
+    """A row that costs as much as a pass: whatever the drafter, at most two parts in a hundred are lost."""
+    for seed in range(3):
+        ratio, drafting = simulate(600, 5000, 5000, odds, draft_us, seed)
+        assert ratio > 0.98
+        assert drafting < 25
+
+
+def test_drafting_that_pays_is_found_and_kept() -> None:
+    for seed in range(3):
+        assert simulate(400, 1500, 400, 0.85, None, seed)[0] > 2.2
+        assert simulate(400, 1500, 400, 0.85, 1500, seed)[0] > 1.8
+
+
+def test_a_drawn_draft_is_cut_at_the_first_drop_and_a_chosen_one_is_not() -> None:
+    """Slot 1 is hopeless and slots behind it are said to be certain: only a chosen draft may look there."""
+    pricing = Pricing()
+    for _ in range(5):
+        pricing.passed(1, 1000, 0, 0, [], 1, None)
+    for _ in range(60):
+        pricing.judge(1, 0, [0])
+        pricing.judge(1, 1, [ONE])
+    confidence = [ONE, ONE // 2, *[ONE] * 10]
+    assert pricing.choose(12, confidence, True, False, []) == 12
+    pricing.ask(12, True, [])
+    assert pricing.choose(12, [ONE, 0, *[ONE] * 10], True, True, []) == 1
+
+
+def test_bytes_that_a_row_adds_shorten_drafts() -> None:
+    pricing = Pricing()
+    for _ in range(40):
+        pricing.passed(1, 3000, 2000, 1 << 20, [], 1, None)
+        pricing.judge(1, 1, None)
+    for _ in range(30):
+        pricing.judge(15, 15, None)
+    lengths = [pricing.choose(15, None, True, False, [0, *[mib << 20] * 15]) for mib in (0, 1, 4)]
+    assert lengths[0] == 15
+    assert lengths[0] > lengths[1] >= lengths[2]
+    assert lengths[2] == 0
+
+
+@pytest.mark.parametrize(("probability", "fixed"), [(0.0, 0), (1.0, ONE), (0.5, ONE // 2), (float("nan"), 0), (2, ONE)])
+def test_confidence_is_fixed_point(probability: float, fixed: int) -> None:
+    assert fixed_confidence(probability) == fixed
