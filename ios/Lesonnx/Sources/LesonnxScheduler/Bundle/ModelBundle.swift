@@ -74,7 +74,7 @@ public struct ModelBundle: Sendable {
     }
 
     private func checkFiles() throws(LesonnxError) {
-        for part in manifest.parts {
+        for part in manifest.parts + (manifest.drafter?.parts ?? []) {
             _ = try file(part.path)
         }
         for stage in manifest.expertKinds.compactMap(\.stage) {

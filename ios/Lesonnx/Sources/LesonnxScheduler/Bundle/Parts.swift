@@ -13,7 +13,8 @@ public enum ElementType: String, Equatable, Sendable, CaseIterable {
     }
 }
 
-/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity.
+/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's
+/// caches.
 public enum TensorDimension: Equatable, Sendable, CustomStringConvertible {
     case size(Int)
     case symbol(String)
@@ -76,6 +77,10 @@ public enum Target: String, Equatable, Sendable, CaseIterable {
 
 public enum Role: String, Equatable, Sendable, CaseIterable {
     case embed, segment, mixer, head, lookahead, replay
+    /// Those of the drafter's parts.
+    case drafterContext = "drafter_context"
+    case drafterBlock = "drafter_block"
+    case drafterMarkov = "drafter_markov"
 }
 
 /// A dense ONNX model of the bundle.

@@ -104,6 +104,11 @@ public struct Scheduler: Sendable {
     /// The MoE layer that an expert belongs to.
     public func layer(of expert: Int) -> Int { residency.layerOf[expert] }
 
+    /// For each of the next step's `rows` the bytes that it is expected to add to what must be loaded.
+    public func expectedNewBytes(rows: Int) -> [Int] {
+        residency.expectedNewBytes(rows: rows, isAbsent: states.map { $0 != .resident })
+    }
+
     // MARK: events
 
     /// A step of `rows` tokens begins, the last `drafts` of which may be rejected (see `accept`).
