@@ -475,7 +475,7 @@ class Runner:
     # -- bindings ----------------------------------------------------------------------------------------------------
 
     def _buffers_for(self, num_rows: int) -> _StepBuffers:
-        """The arrays of this width. Widths of drafts share the memory of the widest; of others, only the last is kept."""
+        """The arrays of this width. Drafts share the memory of the widest; of others only the last is kept."""
         if num_rows not in self._buffers:
             if 1 < num_rows < REWINDABLE_TOKENS:
                 self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lesonnx.eviction import ONE
 from lesonnx.sampling import Logits, Pcg32, Sampler, SamplingOptions
-from lesonnx.speculative.drafter import Draft, DraftSampler, fixed_confidence
+from lesonnx.speculative.drafter import DRAFT_STREAM, Draft, DraftSampler, draw, fixed_confidence
 from lesonnx.speculative.ngram import LEAST_MATCH, MOST_CANDIDATES, MOST_MATCH, NgramDrafter
 from lesonnx.speculative.pricing import Pricing
 from lesonnx.speculative.verify import verify
@@ -136,40 +136,25 @@ def test_chosen_drafts_give_the_tokens_of_plain_sampling(options: dict[str, Any]
         assert drafting.rng.next_u32() == fresh.rng.next_u32()
 
 
-def chi_square(counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float], draws: int) -> float:
-    """Pearson's statistic; a cell that cannot be must be empty."""
-    assert all(expected.get(cell, 0) > 0 for cell in counts)
-    return sum((counts.get(cell, 0) - draws * p) ** 2 / (draws * p) for cell, p in expected.items())
-
-
-@pytest.mark.parametrize("is_drawn", [True, False])
-def test_verified_tokens_have_the_targets_distribution(is_drawn: bool) -> None:
-    """10^5 drafts of one token over four, where q is far from p: the token that comes has p, by chi-square."""
+def test_verified_tokens_have_the_targets_distribution() -> None:
+    """10^5 drafts of one token over four, with q far from p: the token that comes has p, by chi-square."""
     draws = 100_000
-    target = np.array([[1.2, 0.1, -0.6, -3.0], [0.0, 0.5, 1.0, 0.2]], np.float32)
-    proposal = np.array([-0.4, 0.9, 0.3, -1.0], np.float32)
+    target = np.array([[1.2, 0.1, -0.6, -3.0]] * 2, np.float32)
     sampler = Sampler(SamplingOptions(temperature=1.0, seed=17))
-    draft_sampler = DraftSampler(sampler)
-    counts: dict[tuple[int, ...], int] = {}
+    proposal = sampler.distribution(np.array([-0.4, 0.9, 0.3, -1.0], np.float32))
+    draft_random = Pcg32(17, DRAFT_STREAM)
+    counts = [0] * 4
     accepted = 0
     for _ in range(draws):
-        if is_drawn:
-            with draft_sampler:
-                token, distribution = draft_sampler.choose(proposal)
-            found = verify(Draft([token], [distribution] if distribution else None), target, sampler)
-        else:
-            found = verify(Draft([1]), target, sampler)
-        first = (found.token_ids[0],)
-        counts[first] = counts.get(first, 0) + 1
+        # Every token ends: no draw of a bonus token.
+        found = verify(Draft([draw(proposal, draft_random)], [proposal]), target, sampler, range(4))
+        counts[found.token_ids[0]] += 1
         accepted += found.accepted
-    ids, p = sampler.distribution(target[0])
-    expected = {(int(token),): float(value) for token, value in zip(ids, p, strict=True)}
+    p, q = (dict(zip(ids.tolist(), values, strict=True)) for ids, values in (sampler.distribution(target[0]), proposal))
     # 16.27: one in a thousand for three degrees of freedom; the seed is fixed.
-    assert chi_square(counts, expected, draws) < 16.27
-    # And drafts are accepted as often as can be: the overlap of p and q, or p of the chosen token.
-    q = dict(zip(*(values.tolist() for values in Sampler(sampler.options).distribution(proposal)), strict=True))
-    best = sum(min(value, q[token[0]]) for token, value in expected.items()) if is_drawn else expected[1,]
-    assert accepted / draws == pytest.approx(best, abs=0.006)
+    assert sum((counts[token] - draws * p[token]) ** 2 / (draws * p[token]) for token in range(4)) < 16.27
+    # And drafts are accepted as often as can be: the overlap of p and q.
+    assert accepted / draws == pytest.approx(sum(min(p[token], q[token]) for token in range(4)), abs=0.006)
 
 
 # ---- pricing
@@ -206,74 +191,73 @@ def test_new_bytes_golden(case: dict[str, Any]) -> None:
 
 
 def simulate(
-    passes: int, first_row_us: int, row_us: int, odds: float, draft_us: int | None, seed: int, most: int = 15
+    passes: int, first_row_us: int, row_us: int, odds: float, draft_us: int | None, seed: int
 ) -> tuple[float, int]:
-    """Tokens by time against plain decoding, and passes with drafts, on a machine and with a drafter of that kind."""
+    """How much faster than plain decoding under the same hiccups, and passes with drafts; a machine and a drafter."""
     random, pricing = np.random.default_rng(seed), Pricing()
-    total_us, tokens, drafting = 0.0, 0, 0
-    plain_us = 5000
+    took_us, plain_took_us, drafting, most, plain_us = 0.0, 0.0, 0, 15, 5000
     for _ in range(passes):
-        asked = pricing.ask(most, draft_us is None, [])
+        asked = pricing.ask(most, draft_us is None, []) if pricing.may_draft or draft_us is None else 0
         drafted = most if asked else 0
         length = pricing.choose(drafted, None, draft_us is None, False, []) if pricing.may_draft else 0
         accepted = 0
         while accepted < length and random.random() < odds:
             accepted += 1
-        us = plain_us + (first_row_us + row_us * (length - 1) if length else 0)
-        us = int(us * random.uniform(0.9, 1.1) * (4 if random.random() < 0.02 else 1))
+        hiccup = random.uniform(0.9, 1.1) * (4 if random.random() < 0.02 else 1)
+        us = int((plain_us + (first_row_us + row_us * (length - 1) if length else 0)) * hiccup)
         paid_us = draft_us if draft_us is not None and asked else None
         pricing.passed(length + 1, us, 0, 0, [], accepted + 1, paid_us)
         if length:
             pricing.judge(length, accepted, None)
         elif drafted:
             pricing.judge(1, int(random.random() < odds), None)
-        total_us += us + (paid_us or 0)
-        tokens += accepted + 1
+        took_us += us + (paid_us or 0)
+        plain_took_us += (accepted + 1) * plain_us * hiccup
         drafting += length > 0
-    return tokens * plain_us * 1.06 / total_us, drafting
+    return plain_took_us / took_us, drafting
 
 
 @pytest.mark.parametrize("draft_us", [None, 2500])
 @pytest.mark.parametrize("odds", [0.0, 0.1, 0.5])
 def test_drafting_that_cannot_pay_costs_next_to_nothing(odds: float, draft_us: int | None) -> None:
-    """A row that costs as much as a pass: whatever the drafter, at most two parts in a hundred are lost."""
-    for seed in range(3):
-        ratio, drafting = simulate(600, 5000, 5000, odds, draft_us, seed)
-        assert ratio > 0.98
-        assert drafting < 25
+    """A row that costs as much as a pass: whatever the drafter, little more than one part in a hundred is lost."""
+    found = [simulate(600, 5000, 5000, odds, draft_us, seed) for seed in range(5)]
+    assert np.mean([ratio for ratio, _ in found]) > 0.985
+    assert max(drafting for _, drafting in found) < 25
 
 
 def test_drafting_that_pays_is_found_and_kept() -> None:
-    for seed in range(3):
-        assert simulate(400, 1500, 400, 0.85, None, seed)[0] > 2.2
-        assert simulate(400, 1500, 400, 0.85, 1500, seed)[0] > 1.8
+    for seed in range(5):
+        assert simulate(400, 1500, 400, 0.85, None, seed)[0] > 2
+        assert simulate(400, 1500, 400, 0.85, 1500, seed)[0] > 1.6
 
 
 def test_a_drawn_draft_is_cut_at_the_first_drop_and_a_chosen_one_is_not() -> None:
-    """Slot 1 is hopeless and slots behind it are said to be certain: only a chosen draft may look there."""
+    """A second row is dear, those behind it are free: a choice that may look at all slots goes on to them."""
     pricing = Pricing()
     for _ in range(5):
         pricing.passed(1, 1000, 0, 0, [], 1, None)
-    for _ in range(60):
-        pricing.judge(1, 0, [0])
-        pricing.judge(1, 1, [ONE])
-    confidence = [ONE, ONE // 2, *[ONE] * 10]
-    assert pricing.choose(12, confidence, True, False, []) == 12
-    pricing.ask(12, True, [])
-    assert pricing.choose(12, [ONE, 0, *[ONE] * 10], True, True, []) == 1
+    for rows in (2, 8):
+        for _ in range(3):
+            pricing.passed(rows, 1800, 0, 0, [], 7, None)
+    for _ in range(15):
+        for right in (1, 1, 1, 0):
+            pricing.judge(1, right, [ONE])
+    assert pricing.choose(7, [ONE] * 7, True, False, []) == 7
+    assert pricing.choose(7, [ONE] * 7, True, True, []) == 0
 
 
 def test_bytes_that_a_row_adds_shorten_drafts() -> None:
     pricing = Pricing()
-    for _ in range(40):
+    for _ in range(20):
         pricing.passed(1, 3000, 2000, 1 << 20, [], 1, None)
-        pricing.judge(1, 1, None)
     for _ in range(30):
         pricing.judge(15, 15, None)
-    lengths = [pricing.choose(15, None, True, False, [0, *[mib << 20] * 15]) for mib in (0, 1, 4)]
-    assert lengths[0] == 15
-    assert lengths[0] > lengths[1] >= lengths[2]
-    assert lengths[2] == 0
+    by_mib = [
+        pricing.choose(15, None, True, False, [size * row for row in range(16)]) for size in (0, 1 << 16, 1 << 22)
+    ]
+    assert by_mib[0] == 15
+    assert by_mib[0] > by_mib[1] > by_mib[2]
 
 
 @pytest.mark.parametrize(("probability", "fixed"), [(0.0, 0), (1.0, ONE), (0.5, ONE // 2), (float("nan"), 0), (2, ONE)])

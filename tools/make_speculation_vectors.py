@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def ngram_cases() -> Iterator[dict[str, Any]]:
             {"tokens": [3, 1, 2, 70] + [t for n in range(16) for t in (1, 2, 10 + n)] + [3, 1, 2], "max_tokens": 1}
         ],
         "no tokens asked for": [{"tokens": [1, 2, 1, 2], "max_tokens": 0}],
-        "a text": [{"tokens": text[one:other], "max_tokens": 15} for one, other in zip(cuts, cuts[1:], strict=False)],
+        "a text": [{"tokens": text[one:other], "max_tokens": 15} for one, other in pairwise(cuts)],
     }
     for name, calls in plans.items():
         drafter, sequence = NgramDrafter(), list[int]()

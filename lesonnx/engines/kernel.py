@@ -100,7 +100,7 @@ class KernelEngine:
     def _compute_rows(
         self, memory: int, is_shared: bool, group: list[Expert], pieces: list[Rows], work: LayerWork
     ) -> None:
-        """The rows of a group. In steps of few rows arrays are the same every time, so bindings are kept, and keep them."""
+        """The rows of a group. Arrays of steps of few rows are the same every time: bindings are kept."""
         out = work.shared_out if is_shared else work.expert_out
         kind_idx = group[0].kind_idx
         counts = [len(piece) for piece in pieces]

@@ -45,9 +45,7 @@ class Acceptance:
         self._by_position = [_Counts(ONE // 2) for _ in range(MAX_DRAFT_TOKENS)]
         # A drafter's word counts half until it is measured: that costs nothing, since unverified drafts are judged too.
         middle = 1 << CONFIDENCE_SHIFT >> 1
-        self._by_confidence = [
-            _Counts(((number << CONFIDENCE_SHIFT) + middle) // 2) for number in range(NUM_BINS)
-        ]
+        self._by_confidence = [_Counts(((number << CONFIDENCE_SHIFT) + middle) // 2) for number in range(NUM_BINS)]
 
     def odds(self, slot: int, confidence: Sequence[int] | None) -> int:
         """Of `ONE`: by the slot's confidence where the drafter gives one, else by position."""
@@ -56,7 +54,7 @@ class Acceptance:
         return self._by_confidence[_bin(confidence[slot])].odds
 
     def judge(self, drafted: int, accepted: int, confidence: Sequence[int] | None) -> None:
-        """Of ``drafted`` tokens that were verified the first ``accepted`` were right; behind the first wrong one nothing is known."""
+        """Of ``drafted`` tokens the first ``accepted`` were right; behind the first wrong one nothing is known."""
         for slot in range(min(drafted, accepted + 1)):
             self._by_position[slot].judge(slot < accepted)
             if confidence is not None:

@@ -78,13 +78,15 @@ class DraftModelDrafter:
 
 
 def check_same_tokens(target: Bundle, bundle: Bundle) -> None:
-    """InputError where two bundles do not have the same vocabulary: its size, and the tokenizer's file where both have one."""
+    """InputError where two vocabularies differ: in size, or in the tokenizer's file where both have one."""
     ours, theirs = target.manifest.model.vocab_size, bundle.manifest.model.vocab_size
     if ours != theirs:
         raise InputError(f"{bundle.directory}: cannot draft: its vocabulary has {theirs} tokens, the target's {ours}")
     files = [_tokenizer_file(target), _tokenizer_file(bundle)]
     if None not in files and len({_digest(path) for path in files if path is not None}) > 1:
-        raise InputError(f"{bundle.directory}: cannot draft: its tokenizer is not the same as that of {target.directory}")
+        raise InputError(
+            f"{bundle.directory}: cannot draft: its tokenizer is not the same as that of {target.directory}"
+        )
 
 
 def _tokenizer_file(bundle: Bundle) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes tokens that may come next; the target runs them all in one pass and keeps the right ones.
+"""What a drafter is: it proposes tokens that may come next; the target runs them in one pass and keeps the right ones.
 
 It knows tokens, not how they are verified, and nothing of what a draft costs the target.
 """
@@ -58,7 +58,7 @@ class Drafter(Protocol):
     layer_idxs: tuple[int, ...]
 
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampler: DraftSampler) -> Draft:
-        """Up to ``max_tokens`` tokens after ``token_ids``: the whole sequence, the last of which the target has not run.
+        """Up to ``max_tokens`` tokens after ``token_ids``, the whole sequence, whose last one the target has not run.
 
         ``token_ids`` is the caller's and grows between two calls. A drafter with logits chooses by ``sampler``.
         """

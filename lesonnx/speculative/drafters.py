@@ -31,7 +31,7 @@ def make_drafter(
     engine: str = "auto",
     num_threads: int | None = None,
 ) -> Drafter | None:
-    """The drafter of that name for a bundle; None for ``none``. InputError where the bundle or the draft model lacks it."""
+    """The drafter of that name for a bundle; None for ``none``. InputError where the bundle has no such drafter."""
     check_drafter(name, draft_model)
     if name == "ngram":
         return NgramDrafter()

@@ -18,6 +18,8 @@ PLAIN_AGAIN_PASSES = 64
 """After so many passes with drafts one runs without, to measure again what they are compared with."""
 ALLOWANCE_SHIFT = 6
 """Drafts may cost at most one part in 64 of all time, beyond what they gain."""
+MOST_CHARGED = 2
+"""A pass counts for at most so many times what it was expected to take."""
 SLACK_PASSES, CREDIT_PASSES = 4, 16
 """In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses."""
 FIRST_INTERVAL, LAST_INTERVAL = 32, 2048
@@ -47,7 +49,7 @@ class Pricing:
 
     @property
     def may_draft(self) -> bool:
-        """Whether a length above 0 is possible at all: what it needs to be chosen by need not be found out otherwise."""
+        """Whether a length above 0 is possible at all: else nothing that it would be chosen by need be found out."""
         if not self.times.is_known or self._since_plain >= PLAIN_AGAIN_PASSES:
             return False
         return self._debt_us <= SLACK_PASSES * self.times.pass_us(1)
@@ -87,8 +89,10 @@ class Pricing:
         new_tokens: int,
         draft_us: int | None,
     ) -> None:
-        """A pass is over: it took so long and gave so many tokens. ``draft_us``: None where no drafter was asked that costs."""
+        """A pass is over, with what it took and gave. ``draft_us``: None unless a drafter that costs ran."""
         plain_us = self.times.pass_us(1)
+        # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
+        charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
         self.times.took(rows, pass_us, stall_us, read_bytes, new_bytes)
         if draft_us is not None:
             self._draft_us += (draft_us - self._draft_us) >> DRAFT_FADE_SHIFT if self._draft_us else draft_us
@@ -99,7 +103,7 @@ class Pricing:
             self._since_draft += 1
             return
         self._since_draft = 0
-        lost_us = pass_us + (draft_us or 0) - new_tokens * plain_us
+        lost_us = charged_us + (draft_us or 0) - new_tokens * plain_us
         self._debt_us = max(self._debt_us + lost_us, -CREDIT_PASSES * plain_us)
         if lost_us <= 0:
             self._interval = FIRST_INTERVAL
@@ -107,7 +111,7 @@ class Pricing:
             self._interval = min(2 * self._interval, LAST_INTERVAL)
 
     def judge(self, drafted: int, accepted: int, confidence: Sequence[int] | None) -> None:
-        """What became of a draft's first ``drafted`` tokens: verified, or held against what was decoded without them."""
+        """What became of a draft's first ``drafted`` tokens: verified, or held against what came without them."""
         self.acceptance.judge(drafted, accepted, confidence)
 
     def _longest(

@@ -26,7 +26,7 @@ class Verified:
 
 
 def verify(draft: Draft, logits: Logits, sampler: Sampler, ends: Collection[int] = ()) -> Verified:
-    """Verify by float32 logits [k+1,V]: row j is the target's after the draft's first j tokens; k may be fewer than drafted.
+    """Verify a draft's first k tokens by float32 logits [k+1,V]: row j is the target's after j of them.
 
     The sampler's penalty sees a row's accepted drafts, and is as before at the end: the caller accepts what stays, as
     after ``Sampler.sample``. A token of ``ends`` is the last in any case: nothing is drawn behind it.
@@ -69,7 +69,7 @@ def _accept_or_redraw(drafted: int, target: Distribution, proposal: Distribution
     taken = dict(zip(proposal[0].tolist(), proposal[1].tolist(), strict=True))
     less = np.array([taken.get(token, 0.0) for token in ids.tolist()])
     residual = np.maximum(probabilities - less, 0.0)
-    # The rejected token has p < q, so its residual is 0: it is cut off, as a last one that rounding leaves must not be it.
+    # What is 0 is cut off, as the rejected token is (p < q): where rounding leaves none, the last one is taken.
     kept = np.flatnonzero(residual > 0)
     if not len(kept):
         # p and q are the same but for rounding: one draw all the same, from p without the rejected token.
