@@ -109,6 +109,16 @@ final class ExpertLoader: @unchecked Sendable {
         }
     }
 
+    /// For each of the next step's rows the bytes that it is expected to add to what must be loaded.
+    func expectedNewBytes(rows: Int) -> [Int] {
+        monitor.withLock { scheduler.expectedNewBytes(rows: rows) }
+    }
+
+    /// Of the step's rows these stay; what only rejected drafts touched is no use.
+    func accept(rows: [Int]) throws {
+        try monitor.withLock { carryOut(try scheduler.accept(rows: rows)) }
+    }
+
     /// Load and compute what MoE layer number `place` requires. Throws `load` where an expert cannot be read.
     ///
     /// `beforeExperts` runs while the first loads are under way: what makes the experts' input of a layer whose router has spoken

@@ -49,8 +49,11 @@ public struct DrafterRecord: Equatable, Sendable {
     public var hasConfidence: Bool { part(.drafterMarkov)?.outputs.contains { $0.name == "confidence" } ?? false }
 }
 
+/// What `targetLayerIds` calls the embedding's output.
+public let embeddingIdx = -1
+
 /// What parts call the output of a layer; that of layer -1 is the embedding's.
-public func layerOutputName(_ layerIdx: Int) -> String { layerIdx == -1 ? "hidden" : "layer_output_\(layerIdx)" }
+public func layerOutputName(_ layerIdx: Int) -> String { layerIdx == embeddingIdx ? "hidden" : "layer_output_\(layerIdx)" }
 
 extension BundleManifest {
     /// Throws `bundle` for a drafter that no host could run as it is stated.

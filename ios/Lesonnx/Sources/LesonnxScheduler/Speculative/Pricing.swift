@@ -1,11 +1,33 @@
 // How many drafted tokens to verify: as many as make tokens come fastest, none where drafting does not pay. Pure integers and no
 // clock: the host says what passes took, so the golden vectors replay. `docs/speculation.md` states the arithmetic.
 
-/// Chooses lengths by measured acceptance and measured time; bounded in what a wrong choice can cost. A value, owned by a speculator.
-///
-/// For each token of the sequence: `ask` how many tokens a drafter should propose, `choose` how many of its draft to verify, and
-/// `passed` when the pass is over; `judge` what became of drafts.
-public struct Pricing: Sendable {
+/// Chooses how many tokens to draft and how many to verify. For each token of the sequence: `ask` how many tokens a drafter should
+/// propose, `choose` how many of its draft to verify, and `passed` when the pass is over; `judge` what became of drafts.
+public protocol LengthChoice: Sendable {
+    /// Whether a length above 0 is possible at all: what it needs to be chosen by need not be found out otherwise.
+    var mayDraft: Bool { get }
+
+    /// How many tokens to have drafted, at most `most`; 0: the drafter is not asked.
+    ///
+    /// `newBytes`: what each of `most` + 1 rows is expected to add to what is read; empty where that is not known.
+    mutating func ask(most: Int, isFree: Bool, newBytes: [Int]) -> Int
+
+    /// How many of `drafted` tokens to verify. Other values as in `ask`; a draft that was paid for counts no more.
+    ///
+    /// `isDrawn`: the tokens were drawn, so the choice may not depend on what comes behind the slot it is about, or the target's
+    /// distribution would be lost: it stops at the first drop.
+    mutating func choose(drafted: Int, confidence: [Int]?, isFree: Bool, isDrawn: Bool, newBytes: [Int]) -> Int
+
+    /// A pass is over: it took so long and gave so many tokens. `draftUs`: nil where no drafter was asked that costs.
+    mutating func passed(
+        rows: Int, passUs: Int, stallUs: Int, readBytes: Int, newBytes: [Int], newTokens: Int, draftUs: Int?)
+
+    /// What became of a draft's first `drafted` tokens: verified, or held against what was decoded without them.
+    mutating func judge(drafted: Int, accepted: Int, confidence: [Int]?)
+}
+
+/// Lengths by measured acceptance and measured time; bounded in what a wrong choice can cost. A value, owned by a speculator.
+public struct Pricing: LengthChoice {
     /// Drafting must be faster by one part in so many, since what it is compared with is measured roughly.
     private static let margin = 32
     /// After so many passes with drafts one runs without, to measure again what they are compared with.
@@ -36,14 +58,10 @@ public struct Pricing: Sendable {
 
     public init() {}
 
-    /// Whether a length above 0 is possible at all: what it needs to be chosen by need not be found out otherwise.
     public var mayDraft: Bool {
         times.isKnown && sincePlain < Self.plainAgainPasses && debtUs <= Self.slackPasses * times.passUs(rows: 1)
     }
 
-    /// How many tokens to have drafted, at most `most`; 0: the drafter is not asked.
-    ///
-    /// `newBytes`: what each of `most` + 1 rows is expected to add to what is read; empty where that is not known.
     public mutating func ask(most: Int, isFree: Bool, newBytes: [Int]) -> Int {
         isProbe = false
         if isFree || most < 1 {
@@ -53,10 +71,6 @@ public struct Pricing: Sendable {
         return longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
     }
 
-    /// How many of `drafted` tokens to verify. Other values as in `ask`; a draft that was paid for counts no more.
-    ///
-    /// `isDrawn`: the tokens were drawn, so the choice may not depend on what comes behind the slot it is about, or the target's
-    /// distribution would be lost: it stops at the first drop.
     public mutating func choose(drafted: Int, confidence: [Int]?, isFree: Bool, isDrawn: Bool, newBytes: [Int]) -> Int {
         if drafted < 1 {
             return 0
@@ -67,7 +81,6 @@ public struct Pricing: Sendable {
         return best(drafted, confidence, newBytes, draftUs: 0, isWanted: isProbe, inOrder: isDrawn)
     }
 
-    /// A pass is over: it took so long and gave so many tokens. `draftUs`: nil where no drafter was asked that costs.
     public mutating func passed(
         rows: Int, passUs: Int, stallUs: Int, readBytes: Int, newBytes: [Int], newTokens: Int, draftUs: Int?
     ) {
@@ -97,7 +110,6 @@ public struct Pricing: Sendable {
         }
     }
 
-    /// What became of a draft's first `drafted` tokens: verified, or held against what was decoded without them.
     public mutating func judge(drafted: Int, accepted: Int, confidence: [Int]?) {
         acceptance.judge(drafted: drafted, accepted: accepted, confidence: confidence)
     }

@@ -8,6 +8,11 @@
 public struct Verified: Equatable, Sendable {
     public var tokenIds: [Int]
     public var accepted: Int
+
+    public init(tokenIds: [Int], accepted: Int) {
+        self.tokenIds = tokenIds
+        self.accepted = accepted
+    }
 }
 
 /// Verify by float32 logits, `numRows` rows of [V]: row j is the target's after the draft's first j tokens, and there may be fewer
