@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,7 @@ class Recorder(Protocol):
         """
 
 
+@runtime_checkable
 class LayerReader(Protocol):
     """Is told what some layers of the model give, step by step; a drafter, see ``speculative.drafter``."""
 
@@ -150,6 +151,8 @@ class _StepBuffers:
             _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
             for one in self.streams
         ]
+        narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
+        narrow.layer_rows = self.layer_rows[:num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
         narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
         narrow.layer_rows = self.layer_rows[:num_rows]
@@ -191,6 +194,8 @@ class Runner:
         self.recorder: Recorder | None = None
         # Turns lookahead off where it does not pay; None leaves it on.
         self.governor: Governor | None = None
+        # Whether steps with drafts may come: their buffers are then part of what the process takes.
+        self.takes_drafts = False
         self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
         self.states = LayerStates(bundle.manifest)
@@ -274,8 +279,13 @@ class Runner:
         """
         self._warm_up()
         chunk = self.prefill_chunk_tokens
-        step_bytes = _StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
-        buffers = 2 * step_bytes + chunk * self.bundle.manifest.model.vocab_size // 8
+        layers_read = len(self._layer_idxs)
+        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
+        if self.takes_drafts:
+            vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
+            rows = REWINDABLE_TOKENS
+            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))

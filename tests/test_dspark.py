@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from test_segments import PlainHost, Values
 
 import lesonnx as package
 from lesonnx.bundle import Bundle
-from lesonnx.errors import BudgetError, BundleError, CheckpointError, InputError
+from lesonnx.errors import BudgetError, BundleError, CheckpointError, InputError, LesonnxError
 from lesonnx.eviction import ONE
 from lesonnx.manifest import parse_manifest
 from lesonnx.sampling import Sampler, SamplingOptions
@@ -310,7 +310,7 @@ def test_embedding_and_head_are_stored_once(bundle_of: BundleFactory, bits: int)
 def test_a_bundle_without_drafter_says_nothing_of_it(bundle_of: BundleFactory, float_bundle: Path) -> None:
     plain = Bundle(bundle_of("sample"))
     assert '"drafter"' not in (plain.directory / "manifest.json").read_text()
-    with pytest.raises(InputError, match="has no dspark drafter; export with --drafter"):
+    with pytest.raises(InputError, match="this bundle has no dspark drafter; export with --drafter"):
         DSparkDrafter(plain)
     # The model is the same one, bit for bit.
     for name in ("segment_003", "head"):
@@ -351,6 +351,39 @@ def test_a_drafter_may_hold_copies_of_embedding_and_head(
     whole = Bundle(bundle_of("sample", drafter=write_checkpoint(tmp_path / "whole", config, tensors | copies)))
     assert whole.file("dense/dense.bin").read_bytes() == Bundle(float_bundle).file("dense/dense.bin").read_bytes()
     assert whole.manifest == Bundle(float_bundle).manifest
+
+
+def test_an_export_broken_off_in_the_drafter_goes_on(tmp_path: Path, float_bundle: Path) -> None:
+    """It finds what its parts share, and goes on with that drafter alone."""
+    bundle, options = tmp_path / "bundle", ExportOptions(bits=32, drafter=DRAFTER, num_workers=1)
+    parts = iter(range(100))
+
+    def progress(what: str, num_bytes: int) -> None:
+        if what == "dense parts" and next(parts) == 15:
+            raise LesonnxError("broken off")
+
+    with pytest.raises(LesonnxError, match="broken off"):
+        export_bundle(SAMPLE, bundle, options, progress=progress)
+    journal = (tmp_path / ".bundle.partial" / "journal.jsonl").read_text()
+    assert '"drafter_block"' in journal
+    assert '"drafter_markov"' not in journal
+    other = write_checkpoint(tmp_path / "other", *read_drafter())
+    (other / "config.json").write_text(json.dumps(read_drafter()[0] | {"num_anchors": 25}))
+    for drafter in (None, other):
+        with pytest.raises(InputError, match="another checkpoint or options"):
+            export_bundle(SAMPLE, bundle, replace(options, drafter=drafter), resume=True)
+    export_bundle(SAMPLE, bundle, options, resume=True)
+    for name in ("manifest.json", "dense/dense.bin", "dense/drafter_block.onnx", "dense/drafter_markov.onnx"):
+        assert (bundle / name).read_bytes() == (float_bundle / name).read_bytes(), name
+
+
+def test_the_command_names_what_is_wrong(lesonnx: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = lesonnx("export", SAMPLE, tmp_path / "bundle", "--drafter", tmp_path / "nothing")
+    assert outcome.code == 2
+    assert "nothing: no such checkpoint directory" in outcome.error
+    outcome = lesonnx("export", SAMPLE, tmp_path / "bundle", "--drafter", SAMPLE)
+    assert outcome.code == 2
+    assert "no tensor named 'fc.weight'" in outcome.error
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,14 @@ load_options = apply(
         click.option(
             "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.  [default: all cores]"
         ),
+        click.option(
+            "--draft",
+            type=click.Choice(["none", "ngram", "draft-model", "dspark", "mtp"]),
+            default="none",
+            show_default=True,
+            help="What proposes tokens to verify several at once.",
+        ),
+        click.option("--draft-model", type=BUNDLE, help="The bundle that drafts, for --draft draft-model."),
     ]
 )
 
@@ -126,6 +134,8 @@ def make_load_options(values: dict[str, Any]) -> Any:
         memory_budget_bytes=values.pop("memory_budget"),
         prefill_chunk_tokens=values.pop("prefill_chunk"),
         num_threads=values.pop("threads"),
+        draft=values.pop("draft"),
+        draft_model=values.pop("draft_model"),
     )
 
 

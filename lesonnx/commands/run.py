@@ -115,7 +115,18 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "schedule": model.options.schedule,
         "engine": model.engine_name,
         "expert_budget_bytes": model.runner.loader.expert_budget_bytes,
+        "draft": model.options.draft,
+        "drafts": None if report.drafts is None else asdict(report.drafts),
     }
+
+
+def _drafts(report: GenerationReport) -> str:
+    """How many drafted tokens stayed, for the summary; nothing without a drafter."""
+    drafts = report.drafts
+    if drafts is None:
+        return ""
+    first = f", {drafts.accepted[0] / drafts.judged[0]:.0%} of the first ones" if drafts.judged[0] else ""
+    return f"{sum(drafts.accepted)} of {sum(drafts.drafted)} drafted tokens accepted{first}; "
 
 
 def summary(model: Model, report: GenerationReport) -> str:
@@ -124,6 +135,6 @@ def summary(model: Model, report: GenerationReport) -> str:
     return (
         f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
-        f" read; experts {format_bytes(model.bundle.expert_bytes)},"
+        f" read; {_drafts(report)}experts {format_bytes(model.bundle.expert_bytes)},"
         f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
     )

@@ -8,6 +8,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.speculative.draft_model import DraftModelDrafter
 from lesonnx.speculative.drafter import Drafter
+from lesonnx.speculative.dspark import DSparkDrafter
 from lesonnx.speculative.ngram import NgramDrafter
 
 NO_DRAFTER = "none"
@@ -37,6 +38,8 @@ def make_drafter(
         return NgramDrafter()
     if name == "draft-model" and draft_model is not None:
         return DraftModelDrafter(bundle, Bundle(draft_model), engine, num_threads)
+    if name == "dspark":
+        return DSparkDrafter(bundle, num_threads)
     if name in DRAFTERS:
         raise InputError(f"{bundle.directory}: this bundle has no {name} drafter")
     return None

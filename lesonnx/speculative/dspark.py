@@ -38,7 +38,7 @@ class DSparkDrafter:
     def __init__(self, bundle: Bundle, num_threads: int | None = None) -> None:
         record = bundle.manifest.drafter
         if record is None:
-            raise InputError(f"{bundle.directory}: has no dspark drafter; export with --drafter CHECKPOINT")
+            raise InputError(f"{bundle.directory}: this bundle has no dspark drafter; export with --drafter CHECKPOINT")
         self.record = record
         self.max_tokens = min(record.block_size, MAX_DRAFT_TOKENS)
         self.layer_idxs = tuple(record.target_layer_ids)

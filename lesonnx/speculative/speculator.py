@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from lesonnx.runner import Runner
+from lesonnx.runner import LayerReader, Runner
 from lesonnx.sampling import Sampler
 from lesonnx.speculative.drafter import MAX_DRAFT_TOKENS, NO_DRAFT, Draft, Drafter, DraftSampler
 from lesonnx.speculative.pricing import Pricing
@@ -45,10 +45,13 @@ class Speculator:
     Owns the drafter and what was measured, which outlives a sequence; the runner is the caller's.
     """
 
-    def __init__(self, runner: Runner, drafter: Drafter) -> None:
+    def __init__(self, runner: Runner, drafter: Drafter, pricing: Pricing | None = None) -> None:
         self.runner = runner
         self.drafter = drafter
-        self.pricing = Pricing()
+        self.pricing = pricing or Pricing()
+        runner.takes_drafts = True
+        if isinstance(drafter, LayerReader):
+            runner.layer_reader = drafter
         self.counts = DraftCounts()
         self._sequence: list[int] = []
         self._sampler: Sampler | None = None
