@@ -154,8 +154,6 @@ class _StepBuffers:
         narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
         narrow.layer_rows = self.layer_rows[:num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
-        narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
-        narrow.layer_rows = self.layer_rows[:num_rows]
         narrow.bindings, narrow.heads = {}, {}
         return narrow
 
