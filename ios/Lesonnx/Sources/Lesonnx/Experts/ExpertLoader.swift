@@ -22,7 +22,7 @@ final class ExpertLoader: @unchecked Sendable {
     private let monitor = Monitor()
 
     // Under the lock.
-    private var scheduler: Scheduler
+    private(set) var scheduler: Scheduler
     private var loads: [Load] = []
     private var batches: [[Int]] = []
     private var failure: LesonnxError?

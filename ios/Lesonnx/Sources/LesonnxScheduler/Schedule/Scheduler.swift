@@ -16,7 +16,7 @@ public struct Scheduler: Sendable {
     /// The layer between `route` and `endLayer`.
     public private(set) var openLayer: Int?
 
-    private var residency: Residency
+    private(set) var residency: Residency
     private var lookahead: Lookahead
     private let lookaheadCap: Int
     private var states: [ExpertState]
