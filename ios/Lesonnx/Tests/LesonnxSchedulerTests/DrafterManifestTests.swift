@@ -58,12 +58,13 @@ import Testing
         #expect(DrafterRecord.roles.map { drafter.part($0)?.name } == ["drafter_context", "drafter_block", "drafter_markov"])
         #expect(manifest.drafterCacheBytes(capacityTokens: 512) == 4 * 12 * 512)
         let plain = try SmallBundle.parse()
+        #expect(manifest.nearestDrafter == .dspark && plain.nearestDrafter == .ngram)
         #expect(plain.drafter == nil && plain.drafterCacheBytes(capacityTokens: 512) == 0)
     }
 
     /// What is replaced, by what, and what the error says.
     static let bad: [(String, String, String)] = [
-        ("\"kind\": \"dspark\"", "\"kind\": \"medusa\"", "drafter.kind: expected one of dspark, found \"medusa\""),
+        ("\"kind\": \"dspark\"", "\"kind\": \"medusa\"", "drafter.kind: expected one of dspark, found 'medusa'"),
         ("\"block_size\": 5", "\"block_size\": 0", "drafter.block_size: expected a whole number from 1 to 256, found 0"),
         ("\"markov_rank\": 4", "\"markov_rank\": 4, \"more\": 1", "drafter.more: unknown key"),
         ("[-1, 0]", "[]", "drafter.target_layer_ids: expected at least one layer"),

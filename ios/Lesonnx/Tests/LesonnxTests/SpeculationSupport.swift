@@ -55,12 +55,13 @@ struct Drafting {
         _ name: String, text: String? = nil, engine: EngineChoice = .kernel, schedule: Schedule = .les, share: Int = 2,
         wrap: (any ExpertEngine) -> any ExpertEngine = { $0 }
     ) throws {
-        bundle = try Fixtures.bundle(name)
+        let bundle = try Fixtures.bundle(name)
         let (reference, _) = try Fixtures.reference(name)
         let budget = max(bundle.leastBudgetBytes, bundle.expertBytes / share)
         runner = try Runners.make(bundle, reference, engine, schedule, budget, wrap: wrap)
-        tokenizer = try bundle.manifest.tokenizer?.jsonPath.map { try BytePairTokenizer(file: bundle.file($0)) }
+        let tokenizer = try bundle.manifest.tokenizer?.jsonPath.map { try BytePairTokenizer(file: bundle.file($0)) }
         prompt = try text.map { try #require(tokenizer).encode($0, addSpecialTokens: true) } ?? reference.cases[0].promptIds
+        (self.bundle, self.tokenizer) = (bundle, tokenizer)
     }
 
     func generator(

@@ -31,7 +31,8 @@ extension RuntimeTests {
                     defer { speculator.close() }
                     let found = try drafting.run(drafting.generator(48, sampling), speculator)
                     let drafts = try #require(found.report.drafts)
-                    #expect(drafts.numAccepted > 0 && drafts.passes > 0 && drafts.numAccepted <= drafts.numDrafted)
+                    #expect(drafts.passes > 0 && drafts.numAccepted <= drafts.numDrafted)
+                    #expect(drafts.numAccepted > 0 || sampling.temperature > 0)
                     if isDrawn {
                         #expect(found.report.tokenIds.count == 48 && found.report.finishReason == .length)
                         continue
@@ -85,15 +86,13 @@ extension RuntimeTests {
 
         @Test("a generation ends inside accepted drafts exactly where plain decoding ends", arguments: ["eos", "stop", "length", "left"])
         func ends(what: String) throws {
-            let drafting = try Drafting("sample-dspark-float", text: Self.text)
+            let drafting = try Drafting("sample-dspark-float")
             let runner = drafting.runner
             defer { runner.close() }
             let all = try drafting.run(drafting.generator(40)).report.tokenIds
             let speculator = Speculator(runner, oracle(drafting, all, wrong: 0), pricing: Always(length: 6))
-            // The first token that is there for the first time, away from passes' ends.
-            let place = try #require((9..<30).first { $0 % 7 == 3 && !all[..<$0].contains(all[$0]) } ?? (9..<30).first {
-                !all[..<$0].contains(all[$0])
-            })
+            // A token that is there for the first time, and is not the last of a pass's seven.
+            let place = try #require((9..<30).first { $0 % 7 != 0 && !all[..<$0].contains(all[$0]) })
             func generator() throws -> Generator {
                 switch what {
                 case "eos": return try drafting.generator(40, eos: all[place])

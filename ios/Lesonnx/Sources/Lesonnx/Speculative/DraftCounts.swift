@@ -1,7 +1,7 @@
 import LesonnxScheduler
 
 /// The drafts of a generation, by position: how many were verified, and how many of them were right.
-public struct DraftCounts: Equatable, Sendable {
+public struct DraftCounts: Equatable, Sendable, Encodable {
     /// At j, the drafts that had a slot j.
     public private(set) var drafted = [Int](repeating: 0, count: maxDraftTokens)
     /// At j, those of which all slots before j were right: `accepted[j] / judged[j]` is the acceptance at j.

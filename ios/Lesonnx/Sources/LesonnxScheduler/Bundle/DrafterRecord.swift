@@ -143,6 +143,9 @@ extension BundleManifest {
         }
     }
 
+    /// What can draft without a second bundle: the bundle's own drafter, else prompt lookup.
+    public var nearestDrafter: DrafterName { drafter == nil ? .ngram : .dspark }
+
     /// What a drafter keeps for a sequence at a capacity of its caches; 0 where there is none.
     public func drafterCacheBytes(capacityTokens: Int) -> Int {
         let values = drafter?.cacheSizes.values.reduce(0, +) ?? 0

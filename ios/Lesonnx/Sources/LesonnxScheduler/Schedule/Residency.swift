@@ -160,7 +160,7 @@ struct Residency: Sendable {
             var bytes = 0
             for place in costs.indices {
                 bytes += costs[place] * firstUse[place]
-                firstUse[place] = firstUse[place] * (one - odds[place]) >> oddsBits
+                firstUse[place] = (firstUse[place] * (one - odds[place])) >> oddsBits
             }
             return bytes >> oddsBits
         }

@@ -105,7 +105,7 @@ struct PassTimes: Sendable {
         }
         let known = ratios.indices.filter { ratios[$0].isKnown }
         if known.isEmpty {
-            return Self.ratioOne + (Self.ratioOne * (rows - 1) >> Self.unknownRowShift)
+            return Self.ratioOne + ((Self.ratioOne * (rows - 1)) >> Self.unknownRowShift)
         }
         let below = known.last { $0 < rows } ?? 1
         let low = below > 1 ? ratios[below].median : Self.ratioOne

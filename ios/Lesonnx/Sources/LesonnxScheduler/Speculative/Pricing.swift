@@ -134,7 +134,7 @@ public struct Pricing: LengthChoice {
         var (best, bestGain, bestUs) = (0, one, times.passUs(rows: 1))
         var (survival, gain, extraBytes) = (one, one, 0)
         for length in 1...most {
-            survival = survival * acceptance.odds(slot: length - 1, confidence: confidence) >> oddsBits
+            survival = (survival * acceptance.odds(slot: length - 1, confidence: confidence)) >> oddsBits
             gain += survival
             extraBytes += newBytes.isEmpty ? 0 : newBytes[length]
             let us = times.passUs(rows: length + 1, extraBytes: extraBytes) + draftUs
