@@ -13,6 +13,7 @@ BENCHMARKS = {
     "ladder": "lesonnx.bench.ladder:ladder",
     "lookahead": "lesonnx.bench.lookahead:lookahead",
     "prefill": "lesonnx.bench.prefill:prefill",
+    "speculate": "lesonnx.bench.speculate:speculate",
     "synth": "lesonnx_export.synth:synth",
 }
 

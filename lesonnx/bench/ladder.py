@@ -1,4 +1,4 @@
-"""``lesonnx bench ladder``: the technique ladder, each row adding one, from plain ONNX Runtime to the lookahead.
+"""``lesonnx bench ladder``: the technique ladder, each row adding one, from plain ONNX Runtime to the full system.
 
 It plans rows, runs each in a process of its own, checks that all generate the same, and sets them against the roofline.
 """
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from lesonnx.bench.busy import busy_cores
+from lesonnx.bench.drafted_row import ORACLE
 from lesonnx.bench.flash import measure_flash
 from lesonnx.bench.ladder_result import Ladder, Row
 from lesonnx.bench.ladder_table import print_ladder
@@ -52,6 +53,7 @@ class Technique:
     compute_first: bool | None = None
     lookahead: bool | None = None
     governor: bool = False
+    draft: str | None = None
 
 
 TECHNIQUES = (
@@ -65,6 +67,9 @@ TECHNIQUES = (
     Technique("compute-first", "+ compute-first", "auto", "les", compute_first=True, lookahead=False),
     Technique("lookahead", "+ lookahead", "auto", "les", compute_first=True, lookahead=True),
     Technique("governed", "+ governor", "auto", "les", compute_first=True, lookahead=True, governor=True),
+    Technique("ngram", "+ speculative (ngram)", "auto", "les", governor=True, draft="ngram"),
+    Technique("dspark", "+ speculative (dspark)", "auto", "les", governor=True, draft="dspark"),
+    Technique(ORACLE, "+ speculative (--acceptance)", "auto", "les", governor=True, draft=ORACLE),
 )
 BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 # Serial on-demand with the loader of the rows above it: what the other kernel rows are measured against.
@@ -80,6 +85,9 @@ AGAIN = "again, for drift: "
 @click.option("--prompt", help="The text to go on from, where the bundle has a tokenizer.")
 @click.option("--routing", type=BUNDLE, help="Take required experts from this routing trace (random weights).")
 @click.option("--recall", type=click.FloatRange(0, 1), default=0.886, show_default=True, help="Of its predictions.")
+@click.option(
+    "--acceptance", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Of drafts, with --routing."
+)
 @click.option("--rows", "names", help=f"Only these, in this order, parted by commas: {', '.join(BY_NAME)}.")
 @click.option(
     "--loaders", type=click.IntRange(1, MAX_LOADERS), default=DEFAULT_LOADERS, show_default=True, help="Reads at once."
@@ -101,6 +109,7 @@ def ladder(
     prompt: str | None,
     routing: Path | None,
     recall: float,
+    acceptance: float,
     names: str | None,
     loaders: int,
     threads: int | None,
@@ -109,7 +118,7 @@ def ladder(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure BUNDLE technique by technique, from plain ONNX Runtime to the lookahead."""
+    """Measure BUNDLE technique by technique, from plain ONNX Runtime to the full system."""
     if plot is not None:
         from lesonnx.bench.plot import check_plot
 
@@ -130,6 +139,7 @@ def ladder(
         tokens=tokens,
         routing=None if routing is None else trace_steps(routing, opened).tolist(),
         recall=recall,
+        acceptance=acceptance,
         num_threads=threads,
     )
     room = opened.manifest.model.max_position_embeddings - len(base.prompt_ids)
@@ -141,7 +151,7 @@ def ladder(
         console.print(text, style="dim", highlight=False)
 
     with busy_cores(busy):
-        found = run_ladder(opened, base, chosen(names), temp, progress)
+        found = run_ladder(opened, base, drafting_here(opened, chosen(names), names, routing), temp, progress)
     found.busy = busy
     labels = [] if routing is None else [f"routing from {routing.name}, random weights"]
     if busy:
@@ -166,6 +176,27 @@ def chosen(names: str | None) -> list[Technique]:
         if name not in BY_NAME:
             raise InputError(f"--rows {name!r} is not one of {', '.join(BY_NAME)}")
     return [BY_NAME[name] for name in wanted]
+
+
+def drafting_here(
+    bundle: Bundle, techniques: list[Technique], names: str | None, routing: Path | None
+) -> list[Technique]:
+    """Without the rows whose drafter has nothing to go by here; InputError where ``names`` asked for one.
+
+    With a trace only an oracle can be right, without one only a drafter that knows the text or the model.
+    """
+    has_drafter = bundle.manifest.drafter is not None
+    here = {
+        None: True,
+        "ngram": routing is None,
+        "dspark": routing is None and has_drafter,
+        ORACLE: routing is not None,
+    }
+    for technique in techniques if names is not None else ():
+        if not here[technique.draft]:
+            needed = "a bundle with its drafter" if technique.draft == "dspark" and routing is None else "no --routing"
+            raise InputError(f"--rows {technique.name} needs {'--routing' if technique.draft == ORACLE else needed}")
+    return [technique for technique in techniques if here[technique.draft]]
 
 
 def prompt_ids(bundle: Bundle, prompt: str | None) -> list[int]:
@@ -271,6 +302,7 @@ def spec_of(technique: Technique, base: RowSpec, copy: Path | None) -> RowSpec:
         compute_first=technique.compute_first,
         lookahead=technique.lookahead,
         governor=technique.governor,
+        draft=technique.draft,
         copy=None if copy is None or technique.engine != TENSOR_MAJOR else str(copy),
     )
 
@@ -303,14 +335,23 @@ def run_process(spec: RowSpec) -> Row:
 
 
 def check_equal(rows: Sequence[Row]) -> list[str]:
-    """Within an engine, all logits are the same bits; across engines, gives where tokens first differ, if they do."""
+    """Within an engine, all logits are the same bits; across engines, gives where tokens first differ, if they do.
+
+    Rows with drafts are held to tokens alone, and not to them where rounding may decide.
+    """
     firsts: dict[str, Row] = {}
     for row in rows:
+        if row["digest"] is None:
+            continue
         first = firsts.setdefault(row["engine"], row)
         if first["digest"] != row["digest"] or first["token_ids"] != row["token_ids"]:
             raise LesonnxError(f"rows {first['name']} and {row['name']} gave different logits, expected the same bits")
     notes = []
-    reference, *others = firsts.values()
+    for row in rows:
+        plain = firsts.get(row["engine"])
+        if row["digest"] is None and row["draft"] != ORACLE and plain and row["token_ids"] != plain["token_ids"]:
+            notes.append(f"row {row['name']}: other tokens than without drafts, where a row's rounding decided")
+    reference, *others = firsts.values() or [rows[0]]
     for row in others:
         pairs = enumerate(zip(reference["token_ids"], row["token_ids"], strict=True))
         where = next((number for number, (one, other) in pairs if one != other), None)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lesonnx import ort
+from lesonnx.bench.drafted_row import measure_drafted, measure_oracle
 from lesonnx.bench.plain import PlainEngine, drop_pages
 from lesonnx.bench.routing import TraceRouting
 from lesonnx.bench.tensor_major import TensorMajorEngine
@@ -42,6 +43,7 @@ class RowSpec:
     ``routing`` int [steps][layers][k] replaces the routers' choice, ``recall`` is that of its predictions. ``hits``
     routes every token to the same experts, so that nothing is read: the machine's compute alone. ``governor`` looks
     ahead where it pays, as ``lesonnx run`` does by default; its trials count where the warm-up has not seen them.
+    ``draft``: the drafter; with routing an oracle whose drafts have ``acceptance``.
     """
 
     bundle: str
@@ -61,6 +63,8 @@ class RowSpec:
     copy: str | None = None
     num_threads: int | None = None
     governor: bool = False
+    draft: str | None = None
+    acceptance: float = 0.0
 
 
 class RunClock:
@@ -119,6 +123,8 @@ def _engine(spec: RowSpec, bundle: Bundle) -> ExpertEngine:
 
 
 def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine) -> dict[str, Any]:
+    if spec.draft is not None:
+        return _measure_drafted(spec, bundle, runner, engine, spec.draft)
     clock = RunClock()
     route(spec, bundle, runner)
     token = int(np.argmax(runner.prefill(spec.prompt_ids)))
@@ -155,6 +161,18 @@ def _measure(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine
         for layer in bundle.manifest.expert_layers:
             drop_pages(bundle.pack_file(layer.layer_idx))
     return figures
+
+
+def _measure_drafted(spec: RowSpec, bundle: Bundle, runner: Runner, engine: ExpertEngine, draft: str) -> dict[str, Any]:
+    """A row that drafts; its logits come from passes of several rows, so they have no digest to compare."""
+    tokens = (spec.prompt_ids, spec.warmup_tokens, spec.tokens)
+    if spec.routing is not None:
+        found = measure_oracle(runner, bundle, spec.routing, spec.recall, spec.acceptance, *tokens)
+    else:
+        found = measure_drafted(runner, bundle, draft, *tokens)
+    seconds, token_ids, drafts = found
+    facts = {"engine": engine.name, "token_ids": token_ids, "digest": None, "peak_bytes": peak_bytes(), "draft": draft}
+    return row_figures(runner, seconds, spec.tokens) | facts | drafts
 
 
 def go_back(runner: Runner, num_tokens: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lesonnx.eviction import ONE
 from lesonnx.speculative.drafter import MAX_DRAFT_TOKENS
 
+FIRST_ODDS = ONE // 2
 PRIOR_SAMPLES = 2
 COUNT_LIMIT = 64
 """Counts are halved when so many have been judged, so what is long ago fades."""
@@ -20,15 +21,13 @@ NUM_BINS = ONE >> CONFIDENCE_SHIFT
 class _Counts:
     """How many drafts of one kind were judged and how many were right, both fading."""
 
-    def __init__(self, prior: int) -> None:
-        self._prior = prior
+    def __init__(self) -> None:
         self._judged = 0
         self._right = 0
 
-    @property
-    def odds(self) -> int:
+    def odds(self, prior: int) -> int:
         """Of `ONE`; the prior counts as `PRIOR_SAMPLES` drafts."""
-        return (self._right * ONE + PRIOR_SAMPLES * self._prior) // (self._judged + PRIOR_SAMPLES)
+        return (self._right * ONE + PRIOR_SAMPLES * prior) // (self._judged + PRIOR_SAMPLES)
 
     def judge(self, is_right: bool) -> None:
         self._judged += 1
@@ -42,24 +41,27 @@ class Acceptance:
     """The odds that a draft's slot is accepted, given that all slots before it are."""
 
     def __init__(self) -> None:
-        self._by_position = [_Counts(ONE // 2) for _ in range(MAX_DRAFT_TOKENS)]
-        # A drafter's word counts half until it is measured: that costs nothing, since unverified drafts are judged too.
-        middle = 1 << CONFIDENCE_SHIFT >> 1
-        self._by_confidence = [_Counts(((number << CONFIDENCE_SHIFT) + middle) // 2) for number in range(NUM_BINS)]
+        self._by_position = [_Counts() for _ in range(MAX_DRAFT_TOKENS)]
+        self._by_confidence = [_Counts() for _ in range(NUM_BINS)]
+        # By position, made anew with each judgement; what is not known of a slot is taken from the one before it.
+        self._odds = [FIRST_ODDS] * MAX_DRAFT_TOKENS
 
     def odds(self, slot: int, confidence: Sequence[int] | None) -> int:
         """Of `ONE`: by the slot's confidence where the drafter gives one, else by position."""
         if confidence is None:
-            return self._by_position[slot].odds
-        return self._by_confidence[_bin(confidence[slot])].odds
+            return self._odds[slot]
+        number = min(confidence[slot] >> CONFIDENCE_SHIFT, NUM_BINS - 1)
+        # A drafter's word counts half until it is measured, which costs nothing: unverified drafts are judged too.
+        middle = (number << CONFIDENCE_SHIFT) + (1 << CONFIDENCE_SHIFT >> 1)
+        return self._by_confidence[number].odds(middle // 2)
 
     def judge(self, drafted: int, accepted: int, confidence: Sequence[int] | None) -> None:
         """Of ``drafted`` tokens the first ``accepted`` were right; behind the first wrong one nothing is known."""
         for slot in range(min(drafted, accepted + 1)):
             self._by_position[slot].judge(slot < accepted)
             if confidence is not None:
-                self._by_confidence[_bin(confidence[slot])].judge(slot < accepted)
-
-
-def _bin(confidence: int) -> int:
-    return min(confidence >> CONFIDENCE_SHIFT, NUM_BINS - 1)
+                number = min(confidence[slot] >> CONFIDENCE_SHIFT, NUM_BINS - 1)
+                self._by_confidence[number].judge(slot < accepted)
+        before = FIRST_ODDS
+        for slot, counts in enumerate(self._by_position):
+            self._odds[slot] = before = counts.odds(before)

@@ -7,6 +7,7 @@ thread-safe, owned by `Pricing`; ``docs/speculation.md`` states the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from lesonnx.step_states import REWINDABLE_TOKENS
 
@@ -14,8 +15,9 @@ RECENT = 5
 """The median of the last so many passes of a width counts."""
 SETTLED = 3
 RATIO_ONE = 1 << 10
-UNKNOWN_ROW_SHIFT = 3
-"""As long as no pass of several rows was measured, each further row is taken to cost an eighth of the first."""
+UNKNOWN_ROW_SHIFT, UNKNOWN_ROWS = 3, 2
+"""As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and
+several rows at all as much as two."""
 FADE_SHIFT = 5
 PASS_ONE = 1 << 10
 
@@ -48,6 +50,7 @@ class PassTimes:
         self._one = _Recent()
         self._ratios: dict[int, _Recent] = {}
         self._table = [RATIO_ONE] * (REWINDABLE_TOKENS + 1)
+        self._least = list(self._table)
         self._tabulate()
         # Fading sums over passes of one row: their number, their waiting, what they read.
         self._passes = 0
@@ -61,6 +64,10 @@ class PassTimes:
     def is_known(self) -> bool:
         """Whether enough passes of one row were measured: without them there is nothing to compare with."""
         return self._one.is_settled
+
+    def forget(self, rows: int) -> None:
+        """What was measured of passes of so many rows counts no more."""
+        self._ratios.pop(rows, None)
 
     def took(self, rows: int, pass_us: int, stall_us: int, read_bytes: int, new_bytes: Sequence[int]) -> None:
         """A pass is over. ``stall_us`` of it were spent waiting for reads; ``read_bytes`` were read meanwhile.
@@ -89,6 +96,10 @@ class PassTimes:
         stall_us = extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
         return compute_us + self._mean_stall_us() + stall_us
 
+    def least_us(self, rows: int) -> int:
+        """The least that a pass of ``rows`` or more is expected to take."""
+        return self._one.median * self._least[rows] // RATIO_ONE + self._mean_stall_us()
+
     def _mean_stall_us(self) -> int:
         """What a pass of one row waits."""
         return self._stall_us * PASS_ONE // max(1, self._passes)
@@ -102,13 +113,14 @@ class PassTimes:
                     beyond = (recent.median - RATIO_ONE) * (rows - 1) // (width - 1)
                     ratio = min(ratio, recent.median if width > rows else RATIO_ONE + beyond)
             self._table[rows] = ratio
+        self._least = list(accumulate(reversed(self._table), min))[::-1]
 
     def _measured(self, rows: int) -> int:
         """The ratio that was measured, or that on the line through measured neighbours."""
         if rows in self._ratios:
             return self._ratios[rows].median
         if not self._ratios:
-            return RATIO_ONE + (RATIO_ONE * (rows - 1) >> UNKNOWN_ROW_SHIFT)
+            return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) >> UNKNOWN_ROW_SHIFT)
         above = min((width for width in self._ratios if width > rows), default=0)
         below = max((width for width in self._ratios if width < rows), default=1)
         low = self._ratios[below].median if below > 1 else RATIO_ONE

@@ -93,6 +93,9 @@ class Pricing:
         plain_us = self.times.pass_us(1)
         # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
+        if self._is_probe:
+            # It was tried since what is known of it may be wrong.
+            self.times.forget(rows)
         self.times.took(rows, pass_us, stall_us, read_bytes, new_bytes)
         if draft_us is not None:
             self._draft_us += (draft_us - self._draft_us) >> DRAFT_FADE_SHIFT if self._draft_us else draft_us
@@ -121,7 +124,7 @@ class Pricing:
         if not self.may_draft:
             return 0
         length = self._best(most, confidence, new_bytes, draft_us, 0, in_order)
-        if length or self._since_draft < self._interval or self._debt_us > 0:
+        if length or self._since_draft < self._interval:
             return length
         if self.acceptance.odds(0, confidence) < PROBE_ODDS:
             return 0
@@ -150,6 +153,11 @@ class Pricing:
             if (best == 0 and least) or gain * best_us * MARGIN > best_gain * us * (MARGIN + margin):
                 best, best_gain, best_us = length, gain, us
             elif in_order:
+                break
+            # No length behind can have more than all of its tokens, or take less than the least.
+            if length < most and (gain + survival * (most - length)) * best_us <= best_gain * (
+                self.times.least_us(length + 2) + draft_us
+            ):
                 break
         return best
 

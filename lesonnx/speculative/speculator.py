@@ -82,24 +82,42 @@ class Speculator:
             raise ValueError("next before begin")
         self._judge_unverified(token)
         self._sequence.append(token)
-        runner, pricing, drafter = self.runner, self.pricing, self.drafter
-        draft, draft_us, new_bytes = NO_DRAFT, None, list[int]()
+        pricing, drafter = self.pricing, self.drafter
+        draft, draft_us = NO_DRAFT, None
         room = min(most - 1, drafter.max_tokens)
-        if room > 0 and not drafter.is_free and pricing.may_draft:
-            new_bytes = runner.loader.expected_new_bytes(room + 1)
-        asked = pricing.ask(room, drafter.is_free, new_bytes) if drafter.is_free or new_bytes else 0
+        asked = self._ask(room)
         if asked > 0:
             began = time.perf_counter_ns()
             draft = drafter.propose(self._sequence, asked, draft_sampler)
             took_us = (time.perf_counter_ns() - began) // 1000
             self.counts.draft_ms += took_us / 1e3
             draft_us = None if drafter.is_free else took_us
-        length = 0
-        if draft.token_ids and pricing.may_draft:
-            new_bytes = new_bytes or runner.loader.expected_new_bytes(len(draft.token_ids) + 1)
-            is_drawn = draft.probabilities is not None
-            length = pricing.choose(len(draft.token_ids), draft.confidence, drafter.is_free, is_drawn, new_bytes)
+        length, new_bytes = self._choose(draft) if draft.token_ids and pricing.may_draft else (0, [])
         return self._run(token, draft, length, sampler, ends, draft_us, new_bytes)
+
+    def _ask(self, room: int) -> int:
+        """How many tokens to have drafted. What a pass would read is looked at where it pays to draft without reads."""
+        pricing, is_free = self.pricing, self.drafter.is_free
+        if is_free or room < 1 or not pricing.may_draft:
+            return pricing.ask(room, is_free, ())
+        asked = pricing.ask(room, is_free, ())
+        return pricing.ask(room, is_free, self._new_bytes(room)) if asked and self._streams else asked
+
+    def _choose(self, draft: Draft) -> tuple[int, Sequence[int]]:
+        """How many of a draft's tokens to verify, and what each row of that pass is expected to read."""
+        drafted, confidence, is_drawn = len(draft.token_ids), draft.confidence, draft.probabilities is not None
+        length = self.pricing.choose(drafted, confidence, self.drafter.is_free, is_drawn, ())
+        if not length or not self._streams:
+            return length, ()
+        new_bytes = self._new_bytes(drafted)
+        return self.pricing.choose(drafted, confidence, self.drafter.is_free, is_drawn, new_bytes), new_bytes
+
+    @property
+    def _streams(self) -> bool:
+        return not self.runner.loader.keeps_all
+
+    def _new_bytes(self, num_drafts: int) -> list[int]:
+        return self.runner.loader.expected_new_bytes(num_drafts + 1)
 
     def _run(
         self,
