@@ -45,25 +45,36 @@ final class Speculator {
     func next(after token: Int, most: Int, ends: Set<Int>, _ sampler: inout Sampler) throws -> Verified {
         judgeUnverified(token)
         sequence.append(token)
-        var newBytes: [Int] = []
-        let room = min(most - 1, drafter.maxTokens)
-        if room > 0 && !drafter.isFree && pricing.mayDraft {
-            newBytes = runner.loader.expectedNewBytes(rows: room + 1)
+        let (draft, draftUs) = try propose(ask(min(most - 1, drafter.maxTokens)), sampler)
+        let (length, newBytes) = draft.tokenIds.isEmpty || !pricing.mayDraft ? (0, []) : choose(draft)
+        return try run(token, draft, length, ends, &sampler, draftUs: drafter.isFree ? nil : draftUs, newBytes)
+    }
+
+    /// How many tokens to have drafted. What a pass would read is looked at where it pays to draft without reads.
+    private func ask(_ room: Int) -> Int {
+        let asked = pricing.ask(most: room, isFree: drafter.isFree, newBytes: [])
+        if drafter.isFree || asked < 1 || !streams {
+            return asked
         }
-        let asked = drafter.isFree || !newBytes.isEmpty
-            ? pricing.ask(most: room, isFree: drafter.isFree, newBytes: newBytes) : 0
-        let (draft, draftUs) = try propose(asked, sampler)
-        var length = 0
-        if !draft.tokenIds.isEmpty && pricing.mayDraft {
-            if newBytes.isEmpty {
-                newBytes = runner.loader.expectedNewBytes(rows: draft.tokenIds.count + 1)
-            }
-            length = pricing.choose(
+        return pricing.ask(most: room, isFree: false, newBytes: runner.loader.expectedNewBytes(rows: room + 1))
+    }
+
+    /// How many of a draft's tokens to verify, and what each row of that pass is expected to read.
+    private func choose(_ draft: Draft) -> (length: Int, newBytes: [Int]) {
+        func length(_ newBytes: [Int]) -> Int {
+            pricing.choose(
                 drafted: draft.tokenIds.count, confidence: draft.confidence, isFree: drafter.isFree,
                 isDrawn: draft.probabilities != nil, newBytes: newBytes)
         }
-        return try run(token, draft, length, ends, &sampler, draftUs: drafter.isFree ? nil : draftUs, newBytes)
+        let without = length([])
+        if without < 1 || !streams {
+            return (without, [])
+        }
+        let newBytes = runner.loader.expectedNewBytes(rows: draft.tokenIds.count + 1)
+        return (length(newBytes), newBytes)
     }
+
+    private var streams: Bool { !runner.loader.keepsAll }
 
     /// A draft of at most `asked` tokens, and the microseconds that it took; nil where the drafter was not asked.
     private func propose(_ asked: Int, _ sampler: Sampler) throws -> (draft: Draft, us: Int?) {

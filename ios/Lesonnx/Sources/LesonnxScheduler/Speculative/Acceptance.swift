@@ -8,14 +8,11 @@ private struct Counts {
     /// Both are halved when so many have been judged, so what is long ago fades.
     static let limit = 64
 
-    let prior: Int
     var judged = 0
     var right = 0
 
-    init(prior: Int) { self.prior = prior }
-
     /// Of `one`.
-    var odds: Int { (right * one + Self.priorSamples * prior) / (judged + Self.priorSamples) }
+    func odds(prior: Int) -> Int { (right * one + Self.priorSamples * prior) / (judged + Self.priorSamples) }
 
     mutating func judge(_ isRight: Bool) {
         judged += 1
@@ -29,28 +26,36 @@ private struct Counts {
 
 /// The odds that a draft's slot is accepted, given that all slots before it are. A value, owned by `Pricing`.
 struct Acceptance: Sendable {
+    private static let firstOdds = one / 2
     private static let confidenceShift = 10
     private static let numBins = one >> confidenceShift
 
-    private var byPosition = Array(repeating: Counts(prior: one / 2), count: maxDraftTokens)
-    // A drafter's word counts half until it is measured: that costs nothing, since unverified drafts are judged too.
-    private var byConfidence = (0..<numBins).map { bin in
-        Counts(prior: ((2 * bin + 1) << (confidenceShift - 1)) / 2)
-    }
+    private var byPosition = Array(repeating: Counts(), count: maxDraftTokens)
+    private var byConfidence = Array(repeating: Counts(), count: numBins)
+    /// By position, made anew with each judgement; what is not known of a slot is taken from the one before it.
+    private var odds = Array(repeating: firstOdds, count: maxDraftTokens)
 
     /// Of `one`: by the slot's confidence where the drafter gives one, else by position.
     func odds(slot: Int, confidence: [Int]?) -> Int {
-        guard let confidence else { return byPosition[slot].odds }
-        return byConfidence[Self.bin(confidence[slot])].odds
+        guard let confidence else { return odds[slot] }
+        let bin = Self.bin(confidence[slot])
+        // A drafter's word counts half until it is measured, which costs nothing: unverified drafts are judged too.
+        let middle = (2 * bin + 1) << (Self.confidenceShift - 1)
+        return byConfidence[bin].odds(prior: middle / 2)
     }
 
-    /// Of `drafted` tokens that were verified the first `accepted` were right; behind the first wrong one nothing is known.
+    /// Of `drafted` tokens the first `accepted` were right; behind the first wrong one nothing is known.
     mutating func judge(drafted: Int, accepted: Int, confidence: [Int]?) {
         for slot in 0..<min(drafted, accepted + 1) {
             byPosition[slot].judge(slot < accepted)
             if let confidence {
                 byConfidence[Self.bin(confidence[slot])].judge(slot < accepted)
             }
+        }
+        var before = Self.firstOdds
+        for slot in odds.indices {
+            before = byPosition[slot].odds(prior: before)
+            odds[slot] = before
         }
     }
 

@@ -27,8 +27,10 @@ private struct Recent {
 /// more than those before it. A value, owned by `Pricing`.
 struct PassTimes: Sendable {
     private static let ratioOne = 1 << 10
-    /// As long as no pass of several rows was measured, each further row is taken to cost an eighth of the first.
+    // As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
+    // rows at all as much as two.
     private static let unknownRowShift = 3
+    private static let unknownRows = 2
     private static let fadeShift = 5
     private static let passOne = 1 << 10
     private static let mostRows = BundleManifest.rewindableTokens
@@ -51,6 +53,9 @@ struct PassTimes: Sendable {
 
     /// Whether enough passes of one row were measured: without them there is nothing to compare with.
     var isKnown: Bool { single.isSettled }
+
+    /// What was measured of passes of so many rows counts no more.
+    mutating func forget(rows: Int) { ratios[rows] = Recent() }
 
     /// A pass is over. `stallUs` of it were spent waiting for reads; `readBytes` were read meanwhile. `newBytes`: what each row was
     /// expected to add, the first one's own first; used of passes of several rows.
@@ -105,7 +110,7 @@ struct PassTimes: Sendable {
         }
         let known = ratios.indices.filter { ratios[$0].isKnown }
         if known.isEmpty {
-            return Self.ratioOne + ((Self.ratioOne * (rows - 1)) >> Self.unknownRowShift)
+            return Self.ratioOne + ((Self.ratioOne * (rows - 1 + Self.unknownRows)) >> Self.unknownRowShift)
         }
         let below = known.last { $0 < rows } ?? 1
         let low = below > 1 ? ratios[below].median : Self.ratioOne

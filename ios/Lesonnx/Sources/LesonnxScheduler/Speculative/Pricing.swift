@@ -88,6 +88,10 @@ public struct Pricing: LengthChoice {
         // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         let extraBytes = newBytes.prefix(rows).dropFirst().reduce(0, +)
         let chargedUs = min(passUs, Self.mostCharged * times.passUs(rows: rows, extraBytes: extraBytes))
+        if isProbe {
+            // It was tried since what is known of it may be wrong.
+            times.forget(rows: rows)
+        }
         times.took(rows: rows, passUs: passUs, stallUs: stallUs, readBytes: readBytes, newBytes: newBytes)
         if let draftUs {
             self.draftUs += self.draftUs != 0 ? (draftUs - self.draftUs) >> Self.draftFadeShift : draftUs
@@ -120,7 +124,7 @@ public struct Pricing: LengthChoice {
             return 0
         }
         let length = best(most, confidence, newBytes, draftUs: draftUs, isWanted: false, inOrder: inOrder)
-        if length > 0 || sinceDraft < interval || debtUs > 0 || acceptance.odds(slot: 0, confidence: confidence) < Self.probeOdds {
+        if length > 0 || sinceDraft < interval || acceptance.odds(slot: 0, confidence: confidence) < Self.probeOdds {
             return length
         }
         isProbe = true
