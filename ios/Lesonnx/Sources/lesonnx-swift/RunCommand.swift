@@ -8,7 +8,7 @@ enum RunCommand {
         run BUNDLE --prompt TEXT | --prompt-ids 1,2,3
             [--schedule on-demand|cache|les|resident] [--engine auto|kernel|session] [--policy lru|lfu|les]
             [--[no-]compute-first] [--[no-]lookahead] [--loaders N] [--threads N] [--prefill-chunk TOKENS]
-            [--draft none|ngram|draft-model|dspark|mtp] [--draft-model BUNDLE]
+            [--accelerate auto|off|cpu] [--draft none|ngram|draft-model|dspark|mtp] [--draft-model BUNDLE]
             [--expert-budget BYTES] [--memory-budget BYTES] [--max-new-tokens N] [--ignore-eos] [--stop TEXT]
             [--temperature X] [--top-k N] [--top-p X] [--min-p X] [--repetition-penalty X] [--seed N] [--json]
         """
@@ -141,6 +141,7 @@ enum RunCommand {
         options.numLoaders = try arguments.number("--loaders")
         options.numThreads = try arguments.number("--threads")
         options.prefillChunkTokens = try arguments.number("--prefill-chunk")
+        options.accelerate = try arguments.choice("--accelerate") ?? .auto
         options.draft = try arguments.choice("--draft") ?? .none
         options.draftModel = arguments.text("--draft-model").map { URL(filePath: $0) }
         options.expertBudgetBytes = try arguments.bytes("--expert-budget")

@@ -23,11 +23,14 @@ enum Fixtures {
     static let names = [
         "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
         "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
-        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4",
+        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float",
+        "qwen2_moe-twins-android-int4",
     ]
 
     /// Those that the ONNX Runtime in use is new enough for. A bundle that is missing stays among them, so that its tests fail.
     static let runnable = names.filter(isRunnable)
+
+    static let twins = ["qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4"].filter(isRunnable)
 
     static let recurrent = ["qwen3_next-float", "qwen3_next-portable-float", "lfm2_moe-float"].filter(isRunnable)
 
@@ -98,6 +101,8 @@ struct Reference {
     let cases: [Case]
     /// Generations that go on from a step that was taken back in part; their first logits are the step's.
     let rewinds: [Case]
+    /// Generations by the bundle's twins on the CPU provider.
+    let twins: [Case]
     /// What the bundle's own drafter drafts, pass by pass.
     let drafter: Drafts?
     let tokenizer: [(text: String, ids: [Int])]
@@ -113,6 +118,7 @@ struct Reference {
         }
         cases = try (document["cases"]?.array ?? []).map(Self.read)
         rewinds = try (document["rewinds"]?.array ?? []).map(Self.read)
+        twins = try (document["twins"]?.array ?? []).map(Self.read)
         drafter = try document["drafter"].map(Self.readDrafts)
         try #require(!cases.isEmpty && !rewinds.isEmpty)
     }

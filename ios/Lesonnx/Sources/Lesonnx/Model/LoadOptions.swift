@@ -13,7 +13,16 @@ public enum Schedule: String, Equatable, Sendable, CaseIterable {
     case resident
 }
 
-/// How a bundle is run. None of these changes what the model says (`prefillChunkTokens` may change rounding).
+/// Whether the twins of dense parts run, for accelerators, which round otherwise.
+public enum Acceleration: String, Equatable, Sendable, CaseIterable {
+    /// Where the providers that the bundle lists are there.
+    case auto
+    case off
+    /// On the CPU provider: slower, to try them.
+    case cpu
+}
+
+/// How a bundle is run. None of these changes what the model says (`prefillChunkTokens` and `accelerate` may change rounding).
 ///
 /// `expertBudgetBytes` bounds the expert cache, exactly. `memoryBudgetBytes` bounds the process: the experts get what runtime,
 /// dense parts, attention caches and buffers leave. Without either, all experts may be in memory. `numThreads` is the process's:
@@ -30,6 +39,9 @@ public struct LoadOptions: Equatable, Sendable {
     public var memoryBudgetBytes: Int?
     public var prefillChunkTokens: Int?
     public var numThreads: Int?
+    public var accelerate = Acceleration.auto
+    /// A folder that is this bundle's alone, where providers keep what they compile, from one start to the next; they do without it.
+    public var providerCache: URL?
     public var draft = DrafterName.none
     public var draftModel: URL?
 

@@ -100,7 +100,9 @@ public actor Model {
         let (engine, note) = try makeEngine(options.engine, bundle, environment)
         let loader = try ExpertLoader(bundle, engine, config, budgetBytes: budget, numLoaders: config.maxLoads)
         do {
-            let runner = try Runner(bundle, loader, environment, prefillChunkTokens: options.prefillChunkTokens)
+            let twins = try Twins(bundle, environment, options.accelerate, cache: options.providerCache)
+            let runner = try Runner(
+                bundle, loader, environment, prefillChunkTokens: options.prefillChunkTokens, twins: twins)
             if config.lookahead && options.lookahead == nil {
                 runner.governor = Governor()
             }
@@ -110,6 +112,7 @@ public actor Model {
                 try runner.boundMemory(bytes, expertBudgetBytes: options.expertBudgetBytes)
             }
             self.runner = runner
+            notes = twins.notes
         } catch {
             speculator?.close()
             speculator = nil
@@ -117,7 +120,7 @@ public actor Model {
             throw error
         }
         engineName = engine.name
-        notes = note.map { [$0] } ?? []
+        notes = (note.map { [$0] } ?? []) + notes
         if config.retain && loader.expertBudgetBytes < bundle.tokenDemandBytes {
             notes.append(
                 "the experts may take \(loader.expertBudgetBytes) bytes, less than the \(bundle.tokenDemandBytes) that one "

@@ -19,6 +19,8 @@ final class Runner {
         didSet { buffers.removeAll() }
     }
     let states: LayerStates
+    /// The bundle's twins that are open here; nil where none are used.
+    private(set) var twins: Twins?
 
     /// nil where only the experts are bounded.
     var memoryBound: MemoryBound?
@@ -39,13 +41,15 @@ final class Runner {
     var model: ModelFacts { bundle.manifest.model }
 
     init(
-        _ bundle: ModelBundle, _ loader: ExpertLoader, _ environment: OrtEnvironment, prefillChunkTokens: Int? = nil
+        _ bundle: ModelBundle, _ loader: ExpertLoader, _ environment: OrtEnvironment, prefillChunkTokens: Int? = nil,
+        twins: Twins? = nil
     ) throws {
         let manifest = bundle.manifest
         self.bundle = bundle
         self.loader = loader
         self.prefillChunkTokens = prefillChunkTokens ?? manifest.prefillChunkTokens
-        states = LayerStates(manifest)
+        self.twins = twins
+        states = LayerStates(manifest, leastCapacityTokens: twins?.capacityTokens ?? 0)
         segments = manifest.parts.filter { $0.role == .segment }
         guard let embed = manifest.part(.embed), let head = manifest.part(.head) else {
             throw LesonnxError.bundle("a bundle has exactly one embed and one head part")
@@ -71,6 +75,7 @@ final class Runner {
         loader.close()
         buffers.removeAll()
         sessions.removeAll()
+        twins = nil
     }
 
     /// Tokens of the sequence so far.
@@ -145,8 +150,11 @@ final class Runner {
         var denseSeconds = 0.0
         var began = stepBegan
         try run(embed, place: nil, buffers)
+        // Twins give no layer outputs.
+        let width = layerReader == nil ? twins?.forStep(rows: rows, states) : nil
+        try width?.begin(buffers.positionIds, states.totalSequenceLength)
         for (place, part) in segments.enumerated() {
-            try run(part, place: place, buffers)
+            try runSegment(part, place: place, buffers, width)
             let work = try work(place, buffers)
             denseSeconds += secondsNow() - began
             let prediction = looksAhead ? try prediction(after: place, buffers) : nil
@@ -157,7 +165,7 @@ final class Runner {
             }
             began = secondsNow()
         }
-        let logits = try numDrafts > 0 ? runDraftHead(buffers) : runHead(logitRows, buffers)
+        let logits = try numDrafts > 0 ? runDraftHead(buffers) : runHead(logitRows, buffers, width)
         let ended = secondsNow()
         loader.note(denseSeconds: denseSeconds + ended - began)
         if isGoverned {
@@ -230,7 +238,7 @@ final class Runner {
     }
 
     /// The head on some rows; without any it still runs where it carries states, or gives what a drafter reads.
-    func runHead(_ logitRows: [Int], _ buffers: StepBuffers) throws -> Tensor {
+    func runHead(_ logitRows: [Int], _ buffers: StepBuffers, _ width: TwinWidth? = nil) throws -> Tensor {
         let none = Tensor(.float32, [0, model.vocabSize])
         if logitRows.isEmpty && !headCarriesStates && layerOutputs(of: head, buffers).isEmpty {
             return none
@@ -239,6 +247,13 @@ final class Runner {
             let logits = Tensor(.float32, [logitRows.count, model.vocabSize])
             try bindHead(buffers, Tensor(logitRows.map(Int64.init)), logits).run()
             return logits
+        }
+        if let width, width.hasHead {
+            let twin = try buffers.twins[head.name]
+                ?? width.bindHead(head, inputs(head, place: segments.count, buffers), buffers.logits)
+            buffers.twins[head.name] = twin
+            try twin.run(states)
+            return logitRows.isEmpty ? none : buffers.logits
         }
         let key = StepBuffers.Head(rows: 1, side: states.side)
         let binding = try buffers.heads[key] ?? bindHead(buffers, buffers.logitRows, buffers.logits)
@@ -276,6 +291,15 @@ final class Runner {
         return made
     }
 
+    /// A segment: itself, or its twin where the step has twins.
+    func runSegment(_ part: Part, place: Int, _ buffers: StepBuffers, _ width: TwinWidth?) throws {
+        guard let width else { return try run(part, place: place, buffers) }
+        let twin = try buffers.twins[part.name]
+            ?? width.bind(part, inputs(part, place: place, buffers), outputs(part, place: place, buffers))
+        buffers.twins[part.name] = twin
+        try twin.run(states)
+    }
+
     func run(_ part: Part, place: Int?, _ buffers: StepBuffers) throws {
         try binding(part, place: place, buffers).run()
     }
@@ -291,19 +315,24 @@ final class Runner {
         if let known = buffers.bindings[key] {
             return known
         }
-        let out = buffers.streams[(place ?? 0) % 2]
+        var outputs = outputs(part, place: place ?? 0, buffers)
+        outputs.merge(layerOutputs(of: part, buffers)) { _, output in output }
+        outputs.merge(states.outputs(of: part.name, rows: buffers.rows)) { _, state in state }
+        let made = try Binding(session(part.name), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
+        buffers.bindings[key] = made
+        return made
+    }
+
+    /// The tensors a part writes, beside states and what drafters read.
+    private func outputs(_ part: Part, place: Int, _ buffers: StepBuffers) -> [String: Tensor] {
+        let out = buffers.streams[place % 2]
         let known = [
             "hidden": buffers.hidden, "scores": buffers.lookaheadScores,
             "residual_out": part.role == .mixer ? buffers.mixedResidual : out.residual, "moe_input": buffers.moeInput,
             "topk_ids": buffers.topkIds, "topk_weights_out": out.topkWeights, "shared_weights_out": out.sharedWeights,
             "router_scores": buffers.routerScores,
         ]
-        var outputs = known.filter { name, _ in part.outputs.contains { $0.name == name } }
-        outputs.merge(layerOutputs(of: part, buffers)) { _, output in output }
-        outputs.merge(states.outputs(of: part.name, rows: buffers.rows)) { _, state in state }
-        let made = try Binding(session(part.name), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
-        buffers.bindings[key] = made
-        return made
+        return known.filter { name, _ in part.outputs.contains { $0.name == name } }
     }
 
     private func bindHead(_ buffers: StepBuffers, _ rows: Tensor, _ logits: Tensor) throws -> Binding {

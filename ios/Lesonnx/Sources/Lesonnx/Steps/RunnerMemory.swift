@@ -40,6 +40,16 @@ extension Runner {
             try run(part, place: place + 1, buffers)
         }
         _ = try runHead([0], buffers)
+        for (rows, width) in twins?.widths ?? [:] {
+            let buffers = self.buffers(for: rows)
+            try width.begin(buffers.positionIds, states.totalSequenceLength)
+            for (place, part) in segments.enumerated() {
+                try runSegment(part, place: place, buffers, width)
+            }
+            if width.hasHead {
+                _ = try runHead([0], buffers, width)
+            }
+        }
         try layerReader?.warmUp()
     }
 

@@ -35,6 +35,8 @@ final class StepBuffers {
     var bindings: [Bound: Binding] = [:]
     /// The head, by number of logit rows.
     var heads: [Head: Binding] = [:]
+    /// By part.
+    var twins: [String: BoundTwin] = [:]
 
     /// A part, bound for one side of the states.
     struct Bound: Hashable {

@@ -97,6 +97,8 @@ public struct BundleManifest: Equatable, Sendable {
     public let tokenizer: TokenizerFiles?
     /// nil where none was trained for the model, or exported with it.
     public let drafter: DrafterRecord?
+    /// nil where no part comes once more for an accelerator.
+    public let twins: TwinsRecord?
     public let skippedTensors: [String: String]
 
     /// The manifest in a JSON text (UTF-8). Throws `bundle` in one line that names `source` and the field.
@@ -137,6 +139,11 @@ public struct BundleManifest: Equatable, Sendable {
         } else {
             drafter = nil
         }
+        if let field = record.nullable("twins") {
+            twins = try TwinsRecord(field)
+        } else {
+            twins = nil
+        }
         skippedTensors =
             try record.optional("skipped_tensors")?.dictionary { (why) throws(LesonnxError) in try why.string() } ?? [:]
         try record.end()
@@ -145,6 +152,9 @@ public struct BundleManifest: Equatable, Sendable {
         try checkLayers()
         if let drafter {
             try check(drafter)
+        }
+        if let twins {
+            try check(twins)
         }
     }
 

@@ -77,6 +77,9 @@ public struct ModelBundle: Sendable {
         for part in manifest.parts + (manifest.drafter?.parts ?? []) {
             _ = try file(part.path)
         }
+        for path in manifest.twins?.paths ?? [] {
+            _ = try file(path)
+        }
         for stage in manifest.expertKinds.compactMap(\.stage) {
             _ = try file(stage)
         }
