@@ -85,6 +85,7 @@ private struct ResultsView: View {
     private func summary(_ result: Benchmark.Result) -> String {
         let hits = Int((result.hitShare * 100).rounded())
         let text = result.isSameText ? "same text" : "ANOTHER TEXT"
-        return "\(hits) % hits, \(formatBytes(result.readBytesPerToken)) a token, \(formatBytes(result.memoryBytes)) of memory, \(text)"
+        let drafts = result.drafts.map { ", \($0.numAccepted) of \($0.numDrafted) drafts accepted" } ?? ""
+        return "\(hits) % hits\(drafts), \(formatBytes(result.readBytesPerToken)) a token, \(formatBytes(result.memoryBytes)) of memory, \(text)"
     }
 }

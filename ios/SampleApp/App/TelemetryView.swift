@@ -40,6 +40,9 @@ private struct MeterView: View {
                     LabeledContent("Read a token", value: formatBytes(meter.readBytesPerToken))
                     LabeledContent("Memory", value: formatBytes(last.memoryBytes))
                     LabeledContent("Waiting in all", value: "\(Int(meter.telemetry.stallMs)) ms")
+                    if let drafts = meter.drafts {
+                        LabeledContent("Drafts accepted", value: "\(drafts.numAccepted) of \(drafts.numDrafted)")
+                    }
                     LabeledContent("Predictions used", value: "\(meter.telemetry.lookaheadUsed) of \(meter.telemetry.lookaheadLoads)")
                 }
             }

@@ -13,7 +13,7 @@ public struct BundleNeeds: Equatable, Sendable {
     public var diskBytes: Int
     /// Dense parts, which stay in memory.
     public var denseBytes: Int
-    /// Attention caches for the tokens asked for, and states of fixed shape.
+    /// Attention caches and those of a drafter that comes with the model, for the tokens asked for; states of fixed shape.
     public var stateBytes: Int
     /// Under this nothing runs.
     public var leastExpertBytes: Int
@@ -39,7 +39,8 @@ public struct BundleNeeds: Equatable, Sendable {
         let demands = shapes.map { $0.numExpertsPerTok * $0.costBytes + $0.sharedCostBytes }
         diskBytes = checksums.totalBytes
         denseBytes = checksums.denseBytes
-        stateBytes = manifest.stateBytes(contextTokens: min(contextTokens, manifest.model.maxPositionEmbeddings))
+        let tokens = min(contextTokens, manifest.model.maxPositionEmbeddings)
+        stateBytes = manifest.stateBytes(contextTokens: tokens) + manifest.drafterCacheBytes(capacityTokens: tokens)
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }

@@ -8,6 +8,7 @@ enum RunCommand {
         run BUNDLE --prompt TEXT | --prompt-ids 1,2,3
             [--schedule on-demand|cache|les|resident] [--engine auto|kernel|session] [--policy lru|lfu|les]
             [--[no-]compute-first] [--[no-]lookahead] [--loaders N] [--threads N] [--prefill-chunk TOKENS]
+            [--accelerate auto|off|cpu] [--draft none|ngram|draft-model|dspark|mtp] [--draft-model BUNDLE]
             [--expert-budget BYTES] [--memory-budget BYTES] [--max-new-tokens N] [--ignore-eos] [--stop TEXT]
             [--temperature X] [--top-k N] [--top-p X] [--min-p X] [--repetition-penalty X] [--seed N] [--json]
         """
@@ -40,6 +41,8 @@ enum RunCommand {
         var schedule: String
         var engine: String
         var expertBudgetBytes: Int
+        var draft: String
+        var drafts: DraftCounts?
     }
 
     static func run(_ words: some Sequence<String>) async throws {
@@ -85,10 +88,17 @@ enum RunCommand {
             let speed = report.tokensPerS.formatted(.number.precision(.fractionLength(1)))
             say(
                 "[\(report.promptTokens) prompt tokens in \(prefill) s, \(report.tokens.count) generated at \(speed) tokens/s; "
-                    + "\(report.loads) expert loads, \(formatBytes(report.readBytes)) read; "
+                    + "\(report.loads) expert loads, \(formatBytes(report.readBytes)) read; \(summary(report.drafts))"
                     + "experts \(formatBytes(report.expertBytes)), budget \(formatBytes(report.expertBudgetBytes)); "
                     + "process peak \(formatBytes(report.peakMemoryBytes))]")
         }
+    }
+
+    /// How many drafted tokens stayed; nothing without a drafter.
+    private static func summary(_ drafts: DraftCounts?) -> String {
+        guard let drafts else { return "" }
+        let first = drafts.judged[0] > 0 ? ", \(100 * drafts.accepted[0] / drafts.judged[0])% of the first ones" : ""
+        return "\(drafts.numAccepted) of \(drafts.numDrafted) drafted tokens accepted\(first); "
     }
 
     private static func report(_ model: Model, _ generation: Generation, _ text: String) async -> Report {
@@ -102,7 +112,7 @@ enum RunCommand {
             lookaheadUsed: telemetry.lookaheadUsed, lookaheadWasted: telemetry.lookaheadWasted, stallMs: telemetry.stallMs,
             expertMs: telemetry.expertMs, denseMs: telemetry.denseMs, peakMemoryBytes: Memory.peakBytes(),
             expertBytes: model.bundle.expertBytes, schedule: model.options.schedule.rawValue, engine: await model.engineName,
-            expertBudgetBytes: await model.expertBudgetBytes)
+            expertBudgetBytes: await model.expertBudgetBytes, draft: model.options.draft.rawValue, drafts: report.drafts)
     }
 
     private static func prompt(_ arguments: inout Arguments) throws(LesonnxError) -> Prompt {
@@ -131,6 +141,9 @@ enum RunCommand {
         options.numLoaders = try arguments.number("--loaders")
         options.numThreads = try arguments.number("--threads")
         options.prefillChunkTokens = try arguments.number("--prefill-chunk")
+        options.accelerate = try arguments.choice("--accelerate") ?? .auto
+        options.draft = try arguments.choice("--draft") ?? .none
+        options.draftModel = arguments.text("--draft-model").map { URL(filePath: $0) }
         options.expertBudgetBytes = try arguments.bytes("--expert-budget")
         options.memoryBudgetBytes = try arguments.bytes("--memory-budget")
         return options

@@ -22,7 +22,7 @@ private let traces = try! FileManager.default.contentsOfDirectory(atPath: testDa
     #expect(endState(scheduler) == trace["end"])
 }
 
-private func makeScheduler(_ trace: JSON) throws -> Scheduler {
+func makeScheduler(_ trace: JSON) throws -> Scheduler {
     let layers = try need(trace["layers"]?.array, "layers").map { layer in
         LayerShape(
             numExperts: try layer.int("num_experts"), numExpertsPerTok: try layer.int("num_experts_per_tok"),
@@ -46,7 +46,7 @@ private func makeScheduler(_ trace: JSON) throws -> Scheduler {
 }
 
 /// What the scheduler answers, as the traces write it: its actions, or the name of its error.
-private func answer(_ scheduler: inout Scheduler, _ event: JSON) throws -> JSON {
+func answer(_ scheduler: inout Scheduler, _ event: JSON) throws -> JSON {
     do {
         return .array(try actions(&scheduler, event).map(written))
     } catch LesonnxError.load {

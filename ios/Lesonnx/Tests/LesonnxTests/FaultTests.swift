@@ -7,15 +7,18 @@ import Testing
 extension RuntimeTests {
     /// What happens when reading goes wrong.
     @Suite struct Faults {
-        /// An engine whose first reads of some expert fail, as a disk's would; everything else is the engine's own.
+        /// An engine whose reads of some expert, or of all of them (nil), fail once `isBroken`, as a disk's would; everything else is
+        /// the engine's own.
         final class FailingReads: ExpertEngine, @unchecked Sendable {
             let inner: any ExpertEngine
-            let expert: Int
+            let expert: Int?
+            /// Set between two steps.
+            var isBroken = true
             private let lock = NSLock()
             private var left: Int
             private(set) var reads = 0
 
-            init(_ inner: any ExpertEngine, expert: Int, failures: Int) {
+            init(_ inner: any ExpertEngine, expert: Int?, failures: Int) {
                 (self.inner, self.expert, left) = (inner, expert, failures)
             }
 
@@ -28,7 +31,7 @@ extension RuntimeTests {
 
             func load(_ expert: Expert, slab: Int, offsetBytes: Int) throws -> Int {
                 let fails = lock.withLock {
-                    guard expert.number == self.expert else { return false }
+                    guard isBroken && expert.number == self.expert ?? expert.number else { return false }
                     reads += 1
                     left -= 1
                     return left >= 0

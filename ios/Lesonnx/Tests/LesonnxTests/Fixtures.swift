@@ -23,11 +23,14 @@ enum Fixtures {
     static let names = [
         "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
         "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
-        "smallthinker-float", "qwen2_moe-mixed",
+        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float",
+        "qwen2_moe-twins-android-int4", "qwen2_moe-mixed",
     ]
 
     /// Those that the ONNX Runtime in use is new enough for. A bundle that is missing stays among them, so that its tests fail.
     static let runnable = names.filter(isRunnable)
+
+    static let twins = ["qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4"].filter(isRunnable)
 
     static let recurrent = ["qwen3_next-float", "qwen3_next-portable-float", "lfm2_moe-float"].filter(isRunnable)
 
@@ -77,11 +80,31 @@ struct Reference {
         let vocabSize: Int
     }
 
+    /// A greedy generation by drafts of `draftTokens`; before each pass a whole block was also drawn by `sampling`.
+    struct Drafts: Sendable {
+        struct Pass: Sendable {
+            let drafted: [Int]
+            let confidence: [Int]
+            let accepted: Int
+        }
+
+        let promptIds: [Int]
+        let draftTokens: Int
+        let passes: [Pass]
+        let tokenIds: [Int]
+        let sampling: SamplingOptions
+        let sampled: [[Int]]
+    }
+
     let numThreads: Int
     let prefillChunkTokens: Int
     let cases: [Case]
     /// Generations that go on from a step that was taken back in part; their first logits are the step's.
     let rewinds: [Case]
+    /// Generations by the bundle's twins on the CPU provider.
+    let twins: [Case]
+    /// What the bundle's own drafter drafts, pass by pass.
+    let drafter: Drafts?
     let tokenizer: [(text: String, ids: [Int])]
     private let folder: URL
 
@@ -95,7 +118,20 @@ struct Reference {
         }
         cases = try (document["cases"]?.array ?? []).map(Self.read)
         rewinds = try (document["rewinds"]?.array ?? []).map(Self.read)
+        twins = try (document["twins"]?.array ?? []).map(Self.read)
+        drafter = try document["drafter"].map(Self.readDrafts)
         try #require(!cases.isEmpty && !rewinds.isEmpty)
+    }
+
+    private static func readDrafts(_ entry: JSON) throws -> Drafts {
+        func ids(_ value: JSON?) -> [Int] { (value?.array ?? []).compactMap(\.int) }
+        let passes = (entry["passes"]?.array ?? []).map {
+            Drafts.Pass(drafted: ids($0["drafted"]), confidence: ids($0["confidence"]), accepted: $0["accepted"]?.int ?? -1)
+        }
+        return Drafts(
+            promptIds: ids(entry["prompt_ids"]), draftTokens: try #require(entry["draft_tokens"]?.int), passes: passes,
+            tokenIds: ids(entry["token_ids"]), sampling: try sampling(entry["sampling"]),
+            sampled: (entry["sampled"]?.array ?? []).map(ids))
     }
 
     private static func read(_ entry: JSON) throws -> Case {

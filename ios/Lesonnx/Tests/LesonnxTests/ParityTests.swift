@@ -49,30 +49,7 @@ extension RuntimeTests {
         ) throws {
             let runner = try Runners.make(bundle, reference, test.engine, schedule, budgetBytes)
             defer { runner.close() }
-            var sampler = Sampler(test.sampling)
-            try sampler.accept(all: test.promptIds)
-            var logits = try runner.prefill(test.promptIds)
-            if !test.stepIds.isEmpty {
-                // A step of which only the first tokens stay; the last of those gives the first logits.
-                logits = try runner.step(test.stepIds, logitRows: [test.keptTokens - 1])
-                try runner.rewind(to: test.promptIds.count + test.keptTokens)
-            }
-            let rowBytes = test.vocabSize * 4
-            for (row, token) in test.tokenIds.enumerated() {
-                if row > 0 {
-                    logits = try runner.step([test.tokenIds[row - 1]], logitRows: [0])
-                }
-                if let expected {
-                    let found = Data(bytes: logits.pointer, count: logits.byteCount)
-                    let isEqual = found == expected[row * rowBytes..<(row + 1) * rowBytes]
-                    #expect(isEqual, "\(place): logits of row \(row)")
-                    if !isEqual { return }
-                }
-                let sampled = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
-                #expect(sampled == token, "\(place): token \(row)")
-                if sampled != token { return }
-                try sampler.accept(token)
-            }
+            try Runners.compare(runner, test, expected, place)
             let telemetry = runner.loader.telemetry
             let required = telemetry.hits + telemetry.late + telemetry.misses
             #expect(required > 0, "\(place)")
@@ -127,9 +104,38 @@ extension RuntimeTests {
 }
 
 enum Runners {
+    /// Whether a runner gives a reference's tokens, and, where the logits are given, these bits. The reference's tokens are fed back,
+    /// so that the rows can be compared one by one.
+    static func compare(_ runner: Runner, _ test: Reference.Case, _ expected: Data?, _ place: String) throws {
+        var sampler = Sampler(test.sampling)
+        try sampler.accept(all: test.promptIds)
+        var logits = try runner.prefill(test.promptIds)
+        if !test.stepIds.isEmpty {
+            // A step of which only the first tokens stay; the last of those gives the first logits.
+            logits = try runner.step(test.stepIds, logitRows: [test.keptTokens - 1])
+            try runner.rewind(to: test.promptIds.count + test.keptTokens)
+        }
+        let rowBytes = test.vocabSize * 4
+        for (row, token) in test.tokenIds.enumerated() {
+            if row > 0 {
+                logits = try runner.step([test.tokenIds[row - 1]], logitRows: [0])
+            }
+            if let expected {
+                let found = Data(bytes: logits.pointer, count: logits.byteCount)
+                let isEqual = found == expected[row * rowBytes..<(row + 1) * rowBytes]
+                #expect(isEqual, "\(place): logits of row \(row)")
+                if !isEqual { return }
+            }
+            let sampled = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
+            #expect(sampled == token, "\(place): token \(row)")
+            if sampled != token { return }
+            try sampler.accept(token)
+        }
+    }
+
     static func make(
         _ bundle: ModelBundle, _ reference: Reference, _ engine: EngineChoice, _ schedule: Schedule, _ budgetBytes: Int,
-        chunk: Int? = nil, wrap: (any ExpertEngine) -> any ExpertEngine = { $0 }
+        chunk: Int? = nil, accelerate: Acceleration = .off, wrap: (any ExpertEngine) -> any ExpertEngine = { $0 }
     ) throws -> Runner {
         var options = LoadOptions()
         options.schedule = schedule
@@ -139,7 +145,9 @@ enum Runners {
         let loader = try ExpertLoader(
             bundle, wrap(made), config, budgetBytes: budgetBytes, numLoaders: config.maxLoads)
         do {
-            return try Runner(bundle, loader, environment, prefillChunkTokens: chunk ?? reference.prefillChunkTokens)
+            return try Runner(
+                bundle, loader, environment, prefillChunkTokens: chunk ?? reference.prefillChunkTokens,
+                twins: Twins(bundle, environment, accelerate))
         } catch {
             loader.close()
             throw error

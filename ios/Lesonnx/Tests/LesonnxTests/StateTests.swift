@@ -138,8 +138,8 @@ extension RuntimeTests {
                 let options = GenerationOptions(maxNewTokens: 6, ignoresEos: true)
                 var generator = try Generator(
                     prompt, options, model, maxTokens: model.maxPositionEmbeddings, decoding: nil, reuses: reuses)
-                while try generator.runChunk(runner) {}
-                while try generator.next(runner) != nil {}
+                while try generator.runChunk(runner, nil) {}
+                while try generator.next(runner, nil) != nil {}
                 return generator.report
             }
             let first = prompt(23)

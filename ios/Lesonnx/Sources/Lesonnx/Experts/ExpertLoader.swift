@@ -22,7 +22,7 @@ final class ExpertLoader: @unchecked Sendable {
     private let monitor = Monitor()
 
     // Under the lock.
-    private var scheduler: Scheduler
+    private(set) var scheduler: Scheduler
     private var loads: [Load] = []
     private var batches: [[Int]] = []
     private var failure: LesonnxError?
@@ -107,6 +107,16 @@ final class ExpertLoader: @unchecked Sendable {
             }
             carryOut(try scheduler.beginStep(rows: rows, drafts: numDrafts))
         }
+    }
+
+    /// For each of the next step's rows the bytes that it is expected to add to what must be loaded.
+    func expectedNewBytes(rows: Int) -> [Int] {
+        monitor.withLock { scheduler.expectedNewBytes(rows: rows) }
+    }
+
+    /// Of the step's rows these stay; what only rejected drafts touched is no use.
+    func accept(rows: [Int]) throws {
+        try monitor.withLock { carryOut(try scheduler.accept(rows: rows)) }
     }
 
     /// Load and compute what MoE layer number `place` requires. Throws `load` where an expert cannot be read.

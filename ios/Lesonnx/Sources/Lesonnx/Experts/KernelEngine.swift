@@ -9,8 +9,9 @@ import LesonnxScheduler
 final class KernelEngine: ExpertEngine, @unchecked Sendable {
     let name = "kernel"
     let memoryPerByte = 1.0
-    /// Bindings of decode steps that are kept, by what they are bound to.
-    private static let maxBindings = 256
+    /// Bindings that are kept, by what they are bound to: those of decode steps and of steps with drafts, whose tensors stay.
+    private static let maxBindings = 512
+    private static let keptRows = BundleManifest.rewindableTokens
 
     private struct Piece {
         let memory: MappedMemory
@@ -29,7 +30,7 @@ final class KernelEngine: ExpertEngine, @unchecked Sendable {
     private var slabs: [(start: Location, most: Int)] = []
     private let lock = NSLock()
     private var places: [Location?]
-    private var bindings: [DecodeKey: DecodeBinding] = [:]
+    private var bindings: [RowKey: RowBinding] = [:]
 
     init(_ bundle: ModelBundle, _ environment: OrtEnvironment) throws {
         for layer in bundle.manifest.expertLayers {
@@ -100,34 +101,11 @@ final class KernelEngine: ExpertEngine, @unchecked Sendable {
         }
         for group in groups {
             let out = group.isShared ? work.sharedOut : work.expertOut
-            if work.hidden.shape[0] == 1 {
-                try computeRow(group.experts, group.offsets, group.piece, out, work)
-            } else {
-                try computeRows(group.experts, group.offsets, group.piece, out, work)
-            }
+            try computeRows(group.experts, group.offsets, group.piece, out, work)
         }
     }
 
-    /// A decode step: the same few tensors every time, so bindings are kept, and keep their tensors.
-    private func computeRow(_ experts: [Expert], _ offsets: [Int64], _ piece: Int, _ out: Tensor, _ work: LayerWork) throws {
-        let key = DecodeKey(
-            kind: experts[0].kind, piece: piece, count: experts.count, out: ObjectIdentifier(out),
-            hidden: ObjectIdentifier(work.hidden))
-        if bindings[key] == nil {
-            if bindings.count >= Self.maxBindings {
-                bindings.removeAll()
-            }
-            bindings[key] = try DecodeBinding(stages[key.kind], work.hidden, pieces[piece].tensor, out, experts.count)
-        }
-        guard let binding = bindings[key] else { return }
-        _ = binding.offsets[Int64.self].update(fromContentsOf: offsets)
-        for (place, expert) in experts.enumerated() where expert.expertIdx != nil {
-            binding.rows[Int64.self][place] = work.rows(of: expert).first ?? 0
-        }
-        try binding.binding.run()
-    }
-
-    /// A step of several rows: ragged row lists, bound anew.
+    /// The rows of a group. In steps of few rows the tensors are the same every time, so bindings are kept, and keep them.
     private func computeRows(_ experts: [Expert], _ offsets: [Int64], _ piece: Int, _ out: Tensor, _ work: LayerWork) throws {
         var rows: [Int64] = []
         var starts: [Int64] = [0]
@@ -135,11 +113,21 @@ final class KernelEngine: ExpertEngine, @unchecked Sendable {
             rows += expert.expertIdx == nil ? (0..<Int64(work.hidden.shape[0])).map { $0 }[...] : work.rows(of: expert)
             starts.append(Int64(rows.count))
         }
-        let inputs = [
-            "hidden": work.hidden, "cache": pieces[piece].tensor, "offsets": Tensor(offsets), "row_starts": Tensor(starts),
-            "rows": Tensor(rows),
-        ]
-        try Binding(stages[experts[0].kind], inputs: inputs, outputs: ["expert_out": withSlots(out)]).run()
+        let key = RowKey(
+            kind: experts[0].kind, piece: piece, experts: experts.count, rows: rows.count, out: ObjectIdentifier(out),
+            hidden: ObjectIdentifier(work.hidden))
+        let binding = try bindings[key]
+            ?? RowBinding(stages[key.kind], work.hidden, pieces[piece].tensor, out, experts.count, rows.count)
+        if work.hidden.shape[0] <= Self.keptRows && bindings[key] == nil {
+            if bindings.count >= Self.maxBindings {
+                bindings.removeAll()
+            }
+            bindings[key] = binding
+        }
+        _ = binding.offsets[Int64.self].update(fromContentsOf: offsets)
+        _ = binding.starts[Int64.self].update(fromContentsOf: starts)
+        _ = binding.rows[Int64.self].update(fromContentsOf: rows)
+        try binding.binding.run()
     }
 
     func close() {
@@ -151,27 +139,29 @@ final class KernelEngine: ExpertEngine, @unchecked Sendable {
     }
 }
 
-private struct DecodeKey: Hashable {
+private struct RowKey: Hashable {
     let kind: Int
     let piece: Int
-    let count: Int
+    let experts: Int
+    let rows: Int
     let out: ObjectIdentifier
     let hidden: ObjectIdentifier
 }
 
-/// One row, n experts: tensors to fill in, then run.
-private struct DecodeBinding {
+/// So many rows of so many experts: tensors to fill in, then run.
+private struct RowBinding {
     let offsets: Tensor
+    let starts: Tensor
     let rows: Tensor
     let binding: Binding
-    /// A tensor whose identity names this binding must live as long as it does.
+    /// A tensor whose identity names this binding must live as long as it does; the binding keeps the others.
     private let out: Tensor
 
-    init(_ stage: Session, _ hidden: Tensor, _ cache: Tensor, _ out: Tensor, _ count: Int) throws {
-        offsets = Tensor(.int64, [count])
-        rows = Tensor(.int64, [count])
+    init(_ stage: Session, _ hidden: Tensor, _ cache: Tensor, _ out: Tensor, _ numExperts: Int, _ numRows: Int) throws {
+        offsets = Tensor(.int64, [numExperts])
+        starts = Tensor(.int64, [numExperts + 1])
+        rows = Tensor(.int64, [numRows])
         self.out = out
-        let starts = Tensor((0...Int64(count)).map { $0 })
         let inputs = ["hidden": hidden, "cache": cache, "offsets": offsets, "row_starts": starts, "rows": rows]
         binding = try Binding(stage, inputs: inputs, outputs: ["expert_out": withSlots(out)])
     }

@@ -61,6 +61,8 @@ public struct GenerationReport: Equatable, Sendable {
     public var finishReason: FinishReason?
     public var prefillMs = 0.0
     public var decodeMs = 0.0
+    /// nil where nothing could be drafted.
+    public var drafts: DraftCounts?
 
     public init() {}
 
@@ -88,8 +90,8 @@ struct Generator {
         case begin
         /// What of the prompt has not run; its last token always runs, since it gives the logits.
         case prefill(rest: ArraySlice<Int>)
-        /// The last token is sampled and not yet run.
-        case decode(last: Int)
+        /// Tokens that are known and not given out yet; where there are none, the last one given out is the next to run.
+        case decode(last: Int, coming: ArraySlice<Int>)
         case flush
         case end
     }
@@ -120,12 +122,13 @@ struct Generator {
     }
 
     /// Run a chunk of the prompt, unless at most one is left, which gives the first token; whether it did.
-    mutating func runChunk(_ runner: Runner) throws -> Bool {
+    mutating func runChunk(_ runner: Runner, _ speculator: Speculator?) throws -> Bool {
         if case .begin = stage {
             // The prompt, but for what the sequence begins with already.
             prefillBegan = secondsNow()
             report.reusedTokens = reuses ? runner.commonTokens(prompt) : 0
             try runner.rewind(to: report.reusedTokens)
+            speculator?.begin(prompt, numKept: report.reusedTokens, sampler)
             stage = .prefill(rest: prompt.dropFirst(report.reusedTokens))
         }
         guard case .prefill(let rest) = stage, rest.count > runner.prefillChunkTokens else { return false }
@@ -135,7 +138,8 @@ struct Generator {
     }
 
     /// The next token; nil at the end. For the first, `runChunk` is to be called until it gives false.
-    mutating func next(_ runner: Runner) throws -> Token? {
+    mutating func next(_ runner: Runner, _ speculator: Speculator?) throws -> Token? {
+        defer { report.drafts = speculator?.counts }
         switch stage {
         case .begin:
             throw LesonnxError.failure("a token was asked for before the prompt has run")
@@ -143,10 +147,17 @@ struct Generator {
             let logits = try runner.prefill(Array(rest))
             let ended = secondsNow()
             report.prefillMs = (ended - prefillBegan) * 1e3
-            return try take(logits, since: ended)
-        case .decode(let last):
+            let id = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
+            report.decodeMs += (secondsNow() - ended) * 1e3
+            return try take([id], runner)
+        case .decode(let last, let coming):
+            if !coming.isEmpty {
+                return try take(coming, runner)
+            }
             let began = secondsNow()
-            return try take(runner.step([last], logitRows: [0]), since: began)
+            let ids = try step(after: last, runner, speculator)
+            report.decodeMs += (secondsNow() - began) * 1e3
+            return try take(ids[...], runner)
         case .flush:
             return flush()
         case .end:
@@ -154,13 +165,23 @@ struct Generator {
         }
     }
 
-    /// The token that the logits [1,V] give; the end may be one, and is not given out.
-    private mutating func take(_ logits: Tensor, since began: Double) throws -> Token? {
-        let id = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))
+    /// What comes after the last token, which has not run: one token, or several where drafts were right.
+    private mutating func step(after last: Int, _ runner: Runner, _ speculator: Speculator?) throws -> [Int] {
+        if let speculator {
+            let most = limit - report.tokenIds.count
+            return try speculator.next(after: last, most: most, ends: eos, &sampler).tokenIds
+        }
+        let logits = try runner.step([last], logitRows: [0])
+        return [try sampler.sample(UnsafeBufferPointer(logits[Float.self]))]
+    }
+
+    /// The first of tokens that are known; the end may be one, and is not given out.
+    private mutating func take(_ ids: ArraySlice<Int>, _ runner: Runner) throws -> Token? {
+        let id = ids[ids.startIndex]
         report.tokenIds.append(id)
-        report.decodeMs += (secondsNow() - began) * 1e3
         if eos.contains(id) {
             report.finishReason = .eos
+            try leave(runner)
             return flush()
         }
         try sampler.accept(id)
@@ -169,13 +190,22 @@ struct Generator {
         if stop.stoppedBy != nil {
             report.finishReason = .stop
             stage = .end
+            try leave(runner)
         } else if report.tokenIds.count == limit {
             report.finishReason = .length
             stage = .flush
+            try leave(runner)
         } else {
-            stage = .decode(last: id)
+            stage = .decode(last: id, coming: ids.dropFirst())
         }
         return Token(id: id, text: shown)
+    }
+
+    /// Go back over what was drafted and is not given out: as without drafts, the last token has not run.
+    func leave(_ runner: Runner) throws {
+        if !report.tokenIds.isEmpty {
+            try runner.rewind(to: min(runner.numTokens, prompt.count + report.tokenIds.count - 1))
+        }
     }
 
     /// What was held back: half a character, or the beginning of a stop string.

@@ -1,3 +1,4 @@
+import Foundation
 import LesonnxScheduler
 
 /// How experts get into memory.
@@ -12,11 +13,21 @@ public enum Schedule: String, Equatable, Sendable, CaseIterable {
     case resident
 }
 
-/// How a bundle is run. None of these changes what the model says (`prefillChunkTokens` may change rounding).
+/// Whether the twins of dense parts run, for accelerators, which round otherwise.
+public enum Acceleration: String, Equatable, Sendable, CaseIterable {
+    /// Where the providers that the bundle lists are there.
+    case auto
+    case off
+    /// On the CPU provider: slower, to try them.
+    case cpu
+}
+
+/// How a bundle is run. None of these changes what the model says (`prefillChunkTokens` and `accelerate` may change rounding).
 ///
 /// `expertBudgetBytes` bounds the expert cache, exactly. `memoryBudgetBytes` bounds the process: the experts get what runtime,
 /// dense parts, attention caches and buffers leave. Without either, all experts may be in memory. `numThreads` is the process's:
-/// while a model is loaded, others run on as many. What is nil is the schedule's, the bundle's or the machine's.
+/// while a model is loaded, others run on as many. `draft` names what proposes tokens, `draftModel` the folder of the bundle that
+/// does for `draft-model`: with a temperature, drafts that are drawn give other tokens of the same distribution. What is nil is the schedule's, the bundle's or the machine's.
 public struct LoadOptions: Equatable, Sendable {
     public var schedule = Schedule.les
     public var engine = EngineChoice.auto
@@ -28,6 +39,11 @@ public struct LoadOptions: Equatable, Sendable {
     public var memoryBudgetBytes: Int?
     public var prefillChunkTokens: Int?
     public var numThreads: Int?
+    public var accelerate = Acceleration.auto
+    /// A folder that is this bundle's alone, where providers keep what they compile, from one start to the next; they do without it.
+    public var providerCache: URL?
+    public var draft = DrafterName.none
+    public var draftModel: URL?
 
     public init() {}
 
@@ -53,6 +69,12 @@ public struct LoadOptions: Equatable, Sendable {
         }
         if lookahead == true && schedule == .onDemand {
             throw .input("schedule on-demand keeps nothing, so there is nothing to look ahead for")
+        }
+        if draft == .draftModel && draftModel == nil {
+            throw .input("drafter draft-model needs the bundle that drafts: give draftModel")
+        }
+        if draft != .draftModel && draftModel != nil {
+            throw .input("a draft model was given, but the drafter is \(draft.rawValue): expected draft-model")
         }
     }
 

@@ -52,6 +52,7 @@ public actor Model {
 
     nonisolated let executor = ThreadExecutor(name: "lesonnx")
     private var runner: Runner?
+    private var speculator: Speculator?
     private var generator: Generator?
     private var numGenerations = 0
 
@@ -99,20 +100,27 @@ public actor Model {
         let (engine, note) = try makeEngine(options.engine, bundle, environment)
         let loader = try ExpertLoader(bundle, engine, config, budgetBytes: budget, numLoaders: config.maxLoads)
         do {
-            let runner = try Runner(bundle, loader, environment, prefillChunkTokens: options.prefillChunkTokens)
+            let twins = try Twins(bundle, environment, options.accelerate, cache: options.providerCache)
+            let runner = try Runner(
+                bundle, loader, environment, prefillChunkTokens: options.prefillChunkTokens, twins: twins)
             if config.lookahead && options.lookahead == nil {
                 runner.governor = Governor()
             }
+            // Before the memory is bounded: a draft model takes its part of it.
+            speculator = try makeDrafter(options, for: bundle, environment).map { Speculator(runner, $0) }
             if let bytes = options.memoryBudgetBytes {
                 try runner.boundMemory(bytes, expertBudgetBytes: options.expertBudgetBytes)
             }
             self.runner = runner
+            notes = twins.notes
         } catch {
+            speculator?.close()
+            speculator = nil
             loader.close()
             throw error
         }
         engineName = engine.name
-        notes = note.map { [$0] } ?? []
+        notes = (note.map { [$0] } ?? []) + notes
         if config.retain && loader.expertBudgetBytes < bundle.tokenDemandBytes {
             notes.append(
                 "the experts may take \(loader.expertBudgetBytes) bytes, less than the \(bundle.tokenDemandBytes) that one "
@@ -153,6 +161,7 @@ public actor Model {
 
     private func begin(_ prompt: [Int], _ options: GenerationOptions, reuses: Bool) throws -> Generation {
         let runner = try openRunner()
+        try generator?.leave(runner)
         generator = try Generator(
             prompt, options, bundle.manifest.model, maxTokens: runner.states.maxTokens, decoding: tokenizer, reuses: reuses)
         numGenerations += 1
@@ -161,12 +170,12 @@ public actor Model {
 
     fileprivate func next(of number: Int) async throws -> Token? {
         var runner = try runner(of: number)
-        while try generator?.runChunk(runner) == true {
+        while try generator?.runChunk(runner, speculator) == true {
             // Who waits has its turn between two chunks: memory pressure cannot wait for a long prompt, nor should `close`.
             await Task.yield()
             runner = try self.runner(of: number)
         }
-        return try generator?.next(runner)
+        return try generator?.next(runner, speculator)
     }
 
     /// The runner, where it may go on with this generation and its task wants that.
@@ -208,6 +217,8 @@ public actor Model {
 
     /// Free sessions, caches and experts. What is asked of the model after it throws.
     public func close() {
+        speculator?.close()
+        speculator = nil
         runner?.close()
         runner = nil
         generator = nil

@@ -87,15 +87,20 @@ final class OrtEnvironment: @unchecked Sendable {
             if registersExperts {
                 try library.check(lesonnx_register_experts(options, library.base))
             }
-            let session = try library.make { library.api.pointee.CreateSession(environment, path, options, $0) }
-            return Session(self, session)
+            return try open(path, options)
         } catch let error as OrtError {
             throw LesonnxError.bundle("\(path): ONNX Runtime does not take it: \(error.message)")
         }
     }
 
+    /// `keeping`: what must live as long as the session.
+    func open(_ path: String, _ options: OpaquePointer, keeping kept: AnyObject? = nil) throws(OrtError) -> Session {
+        let session = try library.make { library.api.pointee.CreateSession(environment, path, options, $0) }
+        return Session(self, session, keeping: kept)
+    }
+
     /// No arena, which would keep each part's largest prefill activations for good, and no memory pattern.
-    private func options(_ kind: SessionKind) throws -> OpaquePointer {
+    func options(_ kind: SessionKind) throws -> OpaquePointer {
         let api = library.api
         let options = try library.make { api.pointee.CreateSessionOptions($0) }
         do {

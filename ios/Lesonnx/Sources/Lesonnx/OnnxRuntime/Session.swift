@@ -7,12 +7,15 @@ import LesonnxScheduler
 final class Session: @unchecked Sendable {
     let environment: OrtEnvironment
     fileprivate let session: OpaquePointer
+    /// What must live as long as the session: memory that it reads.
+    private let kept: AnyObject?
 
     fileprivate var library: OrtLibrary { environment.library }
 
-    init(_ environment: OrtEnvironment, _ session: OpaquePointer) {
+    init(_ environment: OrtEnvironment, _ session: OpaquePointer, keeping kept: AnyObject? = nil) {
         self.environment = environment
         self.session = session
+        self.kept = kept
     }
 
     deinit { library.api.pointee.ReleaseSession(session) }

@@ -53,7 +53,18 @@ final class Tensor: @unchecked Sendable {
     func reshaped(_ shape: [Int]) -> Tensor { Tensor(dtype, shape, at: pointer, of: self) }
 
     /// The beginning of a tensor [1,T,n] as [1,count,n], in the same memory.
-    func rows(_ count: Int) -> Tensor { Tensor(dtype, [1, count, shape[2]], at: pointer, of: self) }
+    func rows(_ count: Int) -> Tensor { first(count, axis: 1) }
+
+    /// The first `count` along an axis, in the same memory; axes before it have one element.
+    func first(_ count: Int, axis: Int) -> Tensor { slice(0..<count, axis: axis) }
+
+    /// A range along an axis, in the same memory; axes before it have one element.
+    func slice(_ range: Range<Int>, axis: Int) -> Tensor {
+        var shape = shape
+        shape[axis] = range.count
+        let stride = shape[(axis + 1)...].reduce(dtype.byteCount, *)
+        return Tensor(dtype, shape, at: pointer + range.lowerBound * stride, of: self)
+    }
 }
 
 extension ElementType {

@@ -16,8 +16,11 @@ final class LayerStates {
     /// Of the caches, by the state's name.
     private var tensors: [String: Tensor] = [:]
     private var fixed: StepStates
+    private let leastCapacityTokens: Int
 
-    init(_ manifest: BundleManifest) {
+    /// Attention caches hold `leastCapacityTokens` from the start.
+    init(_ manifest: BundleManifest, leastCapacityTokens: Int = 0) {
+        self.leastCapacityTokens = leastCapacityTokens
         self.manifest = manifest
         caches = manifest.states.filter(\.kind.isAttention)
         fixed = StepStates(manifest)
@@ -26,6 +29,9 @@ final class LayerStates {
 
     /// The capacity that holds that many tokens.
     func capacity(for numTokens: Int) -> Int {
+        if numTokens <= leastCapacityTokens {
+            return leastCapacityTokens
+        }
         let growth = BundleManifest.growthTokens
         return min((numTokens + growth - 1) / growth * growth, max(maxTokens, numTokens))
     }
@@ -80,6 +86,18 @@ final class LayerStates {
             outputs[state.output] = tensors[state.name]
         }
         return outputs
+    }
+
+    /// Put a step's rows [1,heads,T,size] into attention caches, by the states' names, behind the tokens so far: twins do not.
+    func write(rows: [String: Tensor]) {
+        for (name, step) in rows {
+            guard let cache = tensors[name] else { continue }
+            let bytes = step.shape[3] * step.dtype.byteCount
+            for head in 0..<step.shape[1] {
+                (cache.pointer + (head * capacityTokens + numTokens) * bytes).copyMemory(
+                    from: step.pointer + head * step.shape[2] * bytes, byteCount: step.shape[2] * bytes)
+            }
+        }
     }
 
     /// State the lengths of a step of that many rows; room must have been reserved.

@@ -12,7 +12,15 @@ final class Runner {
     private(set) var tokenIds: [Int] = []
     /// Turns lookahead off where it does not pay; nil leaves it on.
     var governor: Governor?
+    /// Whether steps with drafts may come: their tensors are then part of what the process takes.
+    var takesDrafts = false
+    /// Who is told what layers give, if anyone: only then are these outputs asked for. Whoever sets it closes it.
+    var layerReader: (any LayerReader)? {
+        didSet { buffers.removeAll() }
+    }
     let states: LayerStates
+    /// The bundle's twins that are open here; nil where none are used.
+    private(set) var twins: Twins?
 
     /// nil where only the experts are bounded.
     var memoryBound: MemoryBound?
@@ -27,17 +35,21 @@ final class Runner {
     private let headCarriesStates: Bool
     private let hasSharedExperts: Bool
     private var buffers: [Int: StepBuffers] = [:]
+    /// Rows of the last step.
+    private var stepRows = 0
 
     var model: ModelFacts { bundle.manifest.model }
 
     init(
-        _ bundle: ModelBundle, _ loader: ExpertLoader, _ environment: OrtEnvironment, prefillChunkTokens: Int? = nil
+        _ bundle: ModelBundle, _ loader: ExpertLoader, _ environment: OrtEnvironment, prefillChunkTokens: Int? = nil,
+        twins: Twins? = nil
     ) throws {
         let manifest = bundle.manifest
         self.bundle = bundle
         self.loader = loader
         self.prefillChunkTokens = prefillChunkTokens ?? manifest.prefillChunkTokens
-        states = LayerStates(manifest)
+        self.twins = twins
+        states = LayerStates(manifest, leastCapacityTokens: twins?.capacityTokens ?? 0)
         segments = manifest.parts.filter { $0.role == .segment }
         guard let embed = manifest.part(.embed), let head = manifest.part(.head) else {
             throw LesonnxError.bundle("a bundle has exactly one embed and one head part")
@@ -63,6 +75,7 @@ final class Runner {
         loader.close()
         buffers.removeAll()
         sessions.removeAll()
+        twins = nil
     }
 
     /// Tokens of the sequence so far.
@@ -113,34 +126,35 @@ final class Runner {
 
     /// Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none). The tensor is valid until the
     /// next step.
-    func step(_ ids: [Int], logitRows: [Int]) throws -> Tensor {
+    ///
+    /// The last `numDrafts` tokens are drafts: then all rows are asked for, and `keep` must follow.
+    func step(_ ids: [Int], logitRows: [Int], numDrafts: Int = 0) throws -> Tensor {
         let rows = ids.count
         if let wrong = ids.first(where: { $0 < 0 || $0 >= model.vocabSize }) {
             throw LesonnxError.input("token id \(wrong) is outside 0..\(model.vocabSize - 1)")
         }
-        let total = numTokens + rows
-        if total > states.capacityTokens {
-            // The experts give way before the caches grow: the budget holds at every moment.
-            try shareMemory(capacityTokens: states.capacity(for: total))
-            buffers.removeAll()
-            try states.reserve(total)
-        }
+        try reserve(numTokens + rows)
         let buffers = buffers(for: rows)
         for (row, id) in ids.enumerated() {
             buffers.inputIds[Int64.self][row] = Int64(id)
             buffers.positionIds[Int64.self][row] = Int64(numTokens + row)
         }
         states.begin(rows: rows)
-        try loader.beginStep(rows: rows)
-        // Of steps of one row the governor knows which side is faster; a prefill has too much to read not to look ahead.
+        try loader.beginStep(rows: rows, numDrafts: numDrafts)
+        // Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a prefill has
+        // too much to read not to look ahead.
         let isGoverned = rows == 1 && governor != nil
-        let looksAhead = loader.usesLookahead && (!isGoverned || governor?.wants() == true)
+        let isWanted = isGoverned ? governor?.wants() : numDrafts > 0 ? governor?.isOn : nil
+        let looksAhead = loader.usesLookahead && isWanted ?? true
         let stepBegan = secondsNow()
         var denseSeconds = 0.0
         var began = stepBegan
         try run(embed, place: nil, buffers)
+        // Twins give no layer outputs.
+        let width = layerReader == nil ? twins?.forStep(rows: rows, states) : nil
+        try width?.begin(buffers.positionIds, states.totalSequenceLength)
         for (place, part) in segments.enumerated() {
-            try run(part, place: place, buffers)
+            try runSegment(part, place: place, buffers, width)
             let work = try work(place, buffers)
             denseSeconds += secondsNow() - began
             let prediction = looksAhead ? try prediction(after: place, buffers) : nil
@@ -151,15 +165,51 @@ final class Runner {
             }
             began = secondsNow()
         }
-        let logits = try runHead(logitRows, buffers)
+        let logits = try numDrafts > 0 ? runDraftHead(buffers) : runHead(logitRows, buffers, width)
         let ended = secondsNow()
         loader.note(denseSeconds: denseSeconds + ended - began)
         if isGoverned {
             governor?.took(seconds: ended - stepBegan)
         }
+        let position = numTokens
         states.commit(rows: rows)
+        stepRows = rows
         tokenIds += ids
+        if let layerReader {
+            try layerReader.observe(position: position, buffers.gather(layerReader.layerIdxs))
+        }
         return logits
+    }
+
+    /// Make room for that many tokens in all.
+    private func reserve(_ total: Int) throws {
+        if total > states.capacityTokens {
+            // The experts give way before the caches grow: the budget holds at every moment.
+            try shareMemory(capacityTokens: states.capacity(for: total))
+            buffers.removeAll()
+            try states.reserve(total)
+        }
+    }
+
+    /// Of the last step, which had drafts, the first rows stay: the others are gone back over and were no use.
+    func keep(rows: Int) throws {
+        try loader.accept(rows: Array(0..<rows))
+        try rewind(to: numTokens - stepRows + rows)
+    }
+
+    /// Bind what a step of so many rows needs, so that the first one takes no longer than those after it.
+    func prepareDrafts(rows: Int) throws {
+        try reserve(numTokens + rows)
+        let buffers = buffers(for: rows)
+        _ = try binding(embed, place: nil, buffers)
+        for (place, part) in segments.enumerated() {
+            _ = try binding(part, place: place, buffers)
+            _ = try mixers[place].map { try binding($0, place: place, buffers) }
+        }
+        for (place, part) in lookaheads.enumerated() {
+            _ = try binding(part, place: place + 1, buffers)
+        }
+        _ = try draftHead(buffers)
     }
 
     /// What the router of MoE layer number `place` asks for.
@@ -187,10 +237,10 @@ final class Runner {
         }
     }
 
-    /// The head on some rows; without any it still runs where it carries states (dense layers come last).
-    func runHead(_ logitRows: [Int], _ buffers: StepBuffers) throws -> Tensor {
+    /// The head on some rows; without any it still runs where it carries states, or gives what a drafter reads.
+    func runHead(_ logitRows: [Int], _ buffers: StepBuffers, _ width: TwinWidth? = nil) throws -> Tensor {
         let none = Tensor(.float32, [0, model.vocabSize])
-        if logitRows.isEmpty && !headCarriesStates {
+        if logitRows.isEmpty && !headCarriesStates && layerOutputs(of: head, buffers).isEmpty {
             return none
         }
         if logitRows.count > 1 {
@@ -198,24 +248,56 @@ final class Runner {
             try bindHead(buffers, Tensor(logitRows.map(Int64.init)), logits).run()
             return logits
         }
-        let binding = try buffers.heads[states.side] ?? bindHead(buffers, buffers.logitRows, buffers.logits)
-        buffers.heads[states.side] = binding
+        if let width, width.hasHead {
+            let twin = try buffers.twins[head.name]
+                ?? width.bindHead(head, inputs(head, place: segments.count, buffers), buffers.logits)
+            buffers.twins[head.name] = twin
+            try twin.run(states)
+            return logitRows.isEmpty ? none : buffers.logits
+        }
+        let key = StepBuffers.Head(rows: 1, side: states.side)
+        let binding = try buffers.heads[key] ?? bindHead(buffers, buffers.logitRows, buffers.logits)
+        buffers.heads[key] = binding
         buffers.logitRows[Int64.self][0] = Int64(logitRows.first ?? 0)
         try binding.run()
         return logitRows.isEmpty ? none : buffers.logits
     }
 
+    /// The head on every row of a step with drafts.
+    private func runDraftHead(_ buffers: StepBuffers) throws -> Tensor {
+        let (binding, logits) = try draftHead(buffers)
+        try binding.run()
+        return logits
+    }
+
     // MARK: bindings
 
-    /// The tensors of this width; beside decode's one row, only the last width is kept.
+    /// The tensors of this width. Widths of drafts share the memory of the widest; of others, only the last is kept.
     func buffers(for rows: Int) -> StepBuffers {
         if let known = buffers[rows] {
             return known
         }
-        buffers = buffers.filter { $0.key == 1 }
-        let made = StepBuffers(bundle.manifest, rows: rows)
+        let widest = BundleManifest.rewindableTokens
+        let made: StepBuffers
+        if rows > 1 && rows < widest {
+            made = StepBuffers(of: buffers(for: widest), rows: rows)
+        } else {
+            if rows > widest {
+                buffers = buffers.filter { $0.key <= widest }
+            }
+            made = StepBuffers(bundle.manifest, rows: rows, layerIdxs: layerReader?.layerIdxs ?? [])
+        }
         buffers[rows] = made
         return made
+    }
+
+    /// A segment: itself, or its twin where the step has twins.
+    func runSegment(_ part: Part, place: Int, _ buffers: StepBuffers, _ width: TwinWidth?) throws {
+        guard let width else { return try run(part, place: place, buffers) }
+        let twin = try buffers.twins[part.name]
+            ?? width.bind(part, inputs(part, place: place, buffers), outputs(part, place: place, buffers))
+        buffers.twins[part.name] = twin
+        try twin.run(states)
     }
 
     func run(_ part: Part, place: Int?, _ buffers: StepBuffers) throws {
@@ -233,18 +315,24 @@ final class Runner {
         if let known = buffers.bindings[key] {
             return known
         }
-        let out = buffers.streams[(place ?? 0) % 2]
+        var outputs = outputs(part, place: place ?? 0, buffers)
+        outputs.merge(layerOutputs(of: part, buffers)) { _, output in output }
+        outputs.merge(states.outputs(of: part.name, rows: buffers.rows)) { _, state in state }
+        let made = try Binding(session(part.name), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
+        buffers.bindings[key] = made
+        return made
+    }
+
+    /// The tensors a part writes, beside states and what drafters read.
+    private func outputs(_ part: Part, place: Int, _ buffers: StepBuffers) -> [String: Tensor] {
+        let out = buffers.streams[place % 2]
         let known = [
             "hidden": buffers.hidden, "scores": buffers.lookaheadScores,
             "residual_out": part.role == .mixer ? buffers.mixedResidual : out.residual, "moe_input": buffers.moeInput,
             "topk_ids": buffers.topkIds, "topk_weights_out": out.topkWeights, "shared_weights_out": out.sharedWeights,
             "router_scores": buffers.routerScores,
         ]
-        var outputs = known.filter { name, _ in part.outputs.contains { $0.name == name } }
-        outputs.merge(states.outputs(of: part.name, rows: buffers.rows)) { _, state in state }
-        let made = try Binding(session(part.name), inputs: inputs(part, place: place ?? 0, buffers), outputs: outputs)
-        buffers.bindings[key] = made
-        return made
+        return known.filter { name, _ in part.outputs.contains { $0.name == name } }
     }
 
     private func bindHead(_ buffers: StepBuffers, _ rows: Tensor, _ logits: Tensor) throws -> Binding {
@@ -252,7 +340,22 @@ final class Runner {
         inputs["logit_rows"] = rows
         var outputs = states.outputs(of: head.name, rows: buffers.rows)
         outputs["logits"] = logits
+        outputs.merge(layerOutputs(of: head, buffers)) { _, output in output }
         return try Binding(session(head.name), inputs: inputs, outputs: outputs)
+    }
+
+    private func draftHead(_ buffers: StepBuffers) throws -> (binding: Binding, logits: Tensor) {
+        guard let logits = buffers.draftLogits else { throw LesonnxError.failure("a step of \(buffers.rows) rows has no drafts") }
+        let key = StepBuffers.Head(rows: buffers.rows, side: states.side)
+        let rows = (0..<buffers.rows).map(Int64.init)
+        let binding = try buffers.heads[key] ?? bindHead(buffers, Tensor(rows), logits)
+        buffers.heads[key] = binding
+        return (binding, logits)
+    }
+
+    /// The layer outputs of a part that a drafter reads.
+    private func layerOutputs(of part: Part, _ buffers: StepBuffers) -> [String: Tensor] {
+        buffers.layerOutputs.filter { name, _ in part.outputs.contains { $0.name == name } }
     }
 
     /// The tensors a part reads; `place` counts the segments before it (a mixer's own is behind it).

@@ -8,8 +8,14 @@ extension Runner {
     func boundMemory(_ memoryBudgetBytes: Int, expertBudgetBytes: Int?) throws {
         try warmUp()
         let chunk = prefillChunkTokens
-        let held = 2 * StepBuffers.bytes(bundle.manifest, rows: chunk) + chunk * model.vocabSize / 8
-            + states.workingBytes(rows: chunk)
+        let numLayersRead = layerReader?.layerIdxs.count ?? 0
+        let stepBytes = StepBuffers.bytes(bundle.manifest, rows: chunk, numLayersRead: numLayersRead)
+        var held = 2 * stepBytes + chunk * model.vocabSize / 8 + states.workingBytes(rows: chunk)
+        if takesDrafts {
+            let rows = BundleManifest.rewindableTokens
+            held += StepBuffers.bytes(bundle.manifest, rows: rows, numLayersRead: numLayersRead)
+            held += rows * model.vocabSize * ElementType.float32.byteCount
+        }
         memoryBound = MemoryBound(
             budgetBytes: memoryBudgetBytes, fixedBytes: Memory.currentBytes() + held + MemoryBound.spareBytes,
             expertBudgetBytes: expertBudgetBytes)
@@ -34,12 +40,23 @@ extension Runner {
             try run(part, place: place + 1, buffers)
         }
         _ = try runHead([0], buffers)
+        for (rows, width) in twins?.widths ?? [:] {
+            let buffers = self.buffers(for: rows)
+            try width.begin(buffers.positionIds, states.totalSequenceLength)
+            for (place, part) in segments.enumerated() {
+                try runSegment(part, place: place, buffers, width)
+            }
+            if width.hasHead {
+                _ = try runHead([0], buffers, width)
+            }
+        }
+        try layerReader?.warmUp()
     }
 
     /// Give the experts what a capacity of attention caches leaves them.
     func shareMemory(capacityTokens: Int) throws {
         guard let bound = memoryBound else { return }
-        let stateBytes = states.bytes(at: capacityTokens)
+        let stateBytes = states.bytes(at: capacityTokens) + (layerReader?.bytes(at: capacityTokens) ?? 0)
         let left = Int(Double(bound.budgetBytes - bound.fixedBytes - stateBytes) / loader.engine.memoryPerByte)
         let least = loader.keepsAll ? bundle.expertBytes : bundle.leastBudgetBytes
         if left < least {

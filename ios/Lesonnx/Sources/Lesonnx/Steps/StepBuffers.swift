@@ -26,9 +26,17 @@ final class StepBuffers {
     let lookaheadScores: Tensor
     let logitRows = Tensor(.int64, [1])
     let logits: Tensor
+    /// What drafters read: the output of each layer, by its name. The embedding's, which lasts as long as a step, is `hidden`.
+    let layerOutputs: [String: Tensor]
+    /// The same side by side: [T,n*H].
+    let layerRows: Tensor
+    /// Of a step with drafts, every row's; nil in steps that are wider.
+    let draftLogits: Tensor?
     var bindings: [Bound: Binding] = [:]
-    /// The head on one row, by side of the states.
-    var heads: [Int: Binding] = [:]
+    /// The head, by number of logit rows.
+    var heads: [Head: Binding] = [:]
+    /// By part.
+    var twins: [String: BoundTwin] = [:]
 
     /// A part, bound for one side of the states.
     struct Bound: Hashable {
@@ -36,7 +44,13 @@ final class StepBuffers {
         let side: Int
     }
 
-    init(_ manifest: BundleManifest, rows: Int) {
+    struct Head: Hashable {
+        let rows: Int
+        let side: Int
+    }
+
+    /// `layerIdxs`: layers whose outputs a drafter reads.
+    init(_ manifest: BundleManifest, rows: Int, layerIdxs: [Int] = []) {
         let (model, residual) = (manifest.model, manifest.residualSize)
         let (hidden, slots, experts) = (model.hiddenSize, model.numExpertsPerTok, model.numExperts)
         self.rows = rows
@@ -57,13 +71,57 @@ final class StepBuffers {
         ready = Tensor(.bool, [rows, slots])
         lookaheadScores = Tensor(.float32, [rows, experts])
         logits = Tensor(.float32, [1, model.vocabSize])
+        let named = layerIdxs.filter { $0 != embeddingIdx }.map { (layerOutputName($0), Tensor(.float32, [1, rows, hidden])) }
+        layerOutputs = Dictionary(uniqueKeysWithValues: named)
+        layerRows = Tensor(.float32, [rows, layerIdxs.count * hidden])
+        let isNarrow = (2...BundleManifest.rewindableTokens).contains(rows)
+        draftLogits = isNarrow ? Tensor(.float32, [rows, model.vocabSize]) : nil
+    }
+
+    /// The memory of a wider step for one of fewer rows, to which parts are bound apart.
+    init(of wide: StepBuffers, rows: Int) {
+        func places(_ tensor: Tensor) -> Tensor { tensor.first(rows, axis: 1) }
+        func rowsOf(_ tensor: Tensor) -> Tensor { tensor.first(rows, axis: 0) }
+        self.rows = rows
+        inputIds = places(wide.inputIds)
+        positionIds = places(wide.positionIds)
+        hidden = places(wide.hidden)
+        streams = wide.streams.map {
+            Stream(
+                residual: places($0.residual), topkWeights: rowsOf($0.topkWeights), sharedWeights: rowsOf($0.sharedWeights))
+        }
+        mixedResidual = places(wide.mixedResidual)
+        moeInput = rowsOf(wide.moeInput)
+        topkIds = rowsOf(wide.topkIds)
+        routerScores = rowsOf(wide.routerScores)
+        expertOut = rowsOf(wide.expertOut)
+        sharedOut = rowsOf(wide.sharedOut)
+        ready = rowsOf(wide.ready)
+        lookaheadScores = rowsOf(wide.lookaheadScores)
+        logits = wide.logits
+        layerOutputs = wide.layerOutputs.mapValues(places)
+        layerRows = rowsOf(wide.layerRows)
+        draftLogits = wide.draftLogits.map(rowsOf)
+    }
+
+    /// The step's layer outputs side by side: [T,n*H].
+    func gather(_ layerIdxs: [Int]) -> Tensor {
+        let rowBytes = hidden.byteCount / rows
+        for (place, idx) in layerIdxs.enumerated() {
+            let source = (idx == embeddingIdx ? hidden : layerOutputs[layerOutputName(idx)] ?? hidden).pointer
+            for row in 0..<rows {
+                let target = layerRows.pointer + (row * layerIdxs.count + place) * rowBytes
+                target.copyMemory(from: source + row * rowBytes, byteCount: rowBytes)
+            }
+        }
+        return layerRows
     }
 
     /// What the tensors of a step of that many rows take, without what ONNX Runtime needs inside a part.
-    static func bytes(_ manifest: BundleManifest, rows: Int) -> Int {
+    static func bytes(_ manifest: BundleManifest, rows: Int, numLayersRead: Int = 0) -> Int {
         let model = manifest.model
         let row = 3 * manifest.residualSize + model.hiddenSize * (3 + model.numExpertsPerTok)
-            + model.numExperts + 6 * model.numExpertsPerTok
+            + model.numExperts + 6 * model.numExpertsPerTok + 2 * numLayersRead * model.hiddenSize
         return rows * row * 4
     }
 }

@@ -142,6 +142,10 @@ public struct BundleManifest: Equatable, Sendable {
     public let expertKinds: [ExpertKind]
     public let expertLayers: [ExpertLayer]
     public let tokenizer: TokenizerFiles?
+    /// nil where none was trained for the model, or exported with it.
+    public let drafter: DrafterRecord?
+    /// nil where no part comes once more for an accelerator.
+    public let twins: TwinsRecord?
     public let skippedTensors: [String: String]
 
     /// The manifest in a JSON text (UTF-8). Throws `bundle` in one line that names `source` and the field.
@@ -177,12 +181,28 @@ public struct BundleManifest: Equatable, Sendable {
         } else {
             tokenizer = nil
         }
+        if let field = record.nullable("drafter") {
+            drafter = try DrafterRecord(field)
+        } else {
+            drafter = nil
+        }
+        if let field = record.nullable("twins") {
+            twins = try TwinsRecord(field)
+        } else {
+            twins = nil
+        }
         skippedTensors =
             try record.optional("skipped_tensors")?.dictionary { (why) throws(LesonnxError) in try why.string() } ?? [:]
         try record.end()
         try checkParts()
         try checkStates()
         try checkLayers()
+        if let drafter {
+            try check(drafter)
+        }
+        if let twins {
+            try check(twins)
+        }
     }
 
     private func checkParts() throws(LesonnxError) {
@@ -192,6 +212,9 @@ public struct BundleManifest: Equatable, Sendable {
         }
         for role in [Role.embed, .head] where parts.filter({ $0.role == role }).map(\.name) != [role.rawValue] {
             throw .bundle("parts: a bundle has exactly one \(role.rawValue) part, of that name")
+        }
+        if parts.contains(where: { DrafterRecord.roles.contains($0.role) }) {
+            throw .bundle("the drafter's parts belong into drafter.parts")
         }
         if !(1...(1 << 31)).contains(residualSize) {
             throw .bundle("parts: residual_out has \(residualSize) values a token, expected 1 to \(1 << 31)")

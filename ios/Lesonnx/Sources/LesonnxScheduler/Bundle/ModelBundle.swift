@@ -74,8 +74,11 @@ public struct ModelBundle: Sendable {
     }
 
     private func checkFiles() throws(LesonnxError) {
-        for part in manifest.parts {
+        for part in manifest.parts + (manifest.drafter?.parts ?? []) {
             _ = try file(part.path)
+        }
+        for path in manifest.twins?.paths ?? [] {
+            _ = try file(path)
         }
         for stage in manifest.expertKinds.compactMap(\.stage) {
             _ = try file(stage)

@@ -13,7 +13,8 @@ public enum ElementType: String, Equatable, Sendable, CaseIterable {
     }
 }
 
-/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity.
+/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's
+/// caches.
 public enum TensorDimension: Equatable, Sendable, CustomStringConvertible {
     case size(Int)
     case symbol(String)
@@ -57,25 +58,12 @@ public struct Value: Equatable, Sendable {
     }
 }
 
-/// An execution provider and its options, as ONNX Runtime names them.
-public struct Provider: Equatable, Sendable {
-    public let name: String
-    public let options: [String: String]
-
-    init(_ field: Field) throws(LesonnxError) {
-        var record = try Record(field)
-        name = try record.required("name").string()
-        options = try record.optional("options")?.dictionary { (field) throws(LesonnxError) in try field.string() } ?? [:]
-        try record.end()
-    }
-}
-
-public enum Target: String, Equatable, Sendable, CaseIterable {
-    case desktop, android, ios
-}
-
 public enum Role: String, Equatable, Sendable, CaseIterable {
     case embed, segment, mixer, head, lookahead, replay
+    /// Those of the drafter's parts.
+    case drafterContext = "drafter_context"
+    case drafterBlock = "drafter_block"
+    case drafterMarkov = "drafter_markov"
 }
 
 /// A dense ONNX model of the bundle.
@@ -96,16 +84,7 @@ public struct Part: Equatable, Sendable {
         layerIdx = try record.nullable("layer_idx")?.int(0...countLimit)
         inputs = try record.required("inputs").array(Value.init)
         outputs = try record.required("outputs").array(Value.init)
-        var providers: [Target: [Provider]] = [:]
-        if let field = record.optional("providers") {
-            for (key, list) in try field.dictionary({ (field) throws(LesonnxError) in try field.array(Provider.init) }) {
-                guard let target = Target(rawValue: key) else {
-                    throw field.wrong("keys among \(Target.allCases.map(\.rawValue).joined(separator: ", "))")
-                }
-                providers[target] = list
-            }
-        }
-        self.providers = providers
+        providers = try record.optional("providers")?.providers() ?? [:]
         try record.end()
     }
 }

@@ -29,7 +29,8 @@ public struct Weighted: Equatable, Sendable {
 /// taken back.
 public struct Sampler: Sendable {
     public let options: SamplingOptions
-    private var random: Pcg32
+    /// What tokens are drawn by; verification of drafts draws from the same.
+    var random: Pcg32
     private var seen: [Int: Int] = [:]
 
     public init(_ options: SamplingOptions = .greedy) {
@@ -99,8 +100,17 @@ public struct Sampler: Sendable {
     ///
     /// A probability is the token's weight divided by `kept` (see above); greedy gives one id with probability 1. Throws as
     /// `sample`.
+    public func distribution(_ logits: UnsafeBufferPointer<Float>) throws(LesonnxError) -> [Weighted] {
+        distribution(try scores(logits))
+    }
+
+    /// The same for an array.
     public func distribution(_ logits: [Float]) throws(LesonnxError) -> [Weighted] {
-        let (scores, greatest) = try scores(logits)
+        distribution(try scores(logits))
+    }
+
+    private func distribution(_ scored: (scores: [Float], greatest: Float)) -> [Weighted] {
+        let (scores, greatest) = scored
         if options.temperature == 0 {
             return [Weighted(id: scores.firstIndex(of: greatest)!, weight: 1)]
         }

@@ -4,8 +4,9 @@
 // sizes nor states. The value of an expert changes only when its own layer is visited, so the scheduler asks for one layer's
 // values at a time.
 
+let oddsBits = 14
 /// Certainty, in the fixed point of all averages and odds (14 fractional bits).
-let one = 1 << 14
+let one = 1 << oddsBits
 
 /// Of a longer chunk, only this many last rows teach: what came before has faded anyway.
 let learnedRows = 64
@@ -21,6 +22,9 @@ protocol EvictionPolicy: Sendable {
     /// Put the value of each routed expert of the layer, whose last visit had this number, into `values`.
     mutating func value(layer: Int, visit: Int, into values: UnsafeMutableBufferPointer<Int>)
 
+    /// How likely each routed expert of the layer is used by the next row, of `one`.
+    func odds(layer: Int) -> [Int]
+
     /// The value of an absent expert that has `odds` of `one` to be used at the layer's next `visit`; `clock` is the number
     /// of the latest visit of any layer.
     func predicted(layer: Int, odds: Int, visit: Int, clock: Int) -> Int
@@ -28,18 +32,25 @@ protocol EvictionPolicy: Sendable {
 
 func makePolicy(_ policy: Policy, numExperts: [Int], numExpertsPerTok: [Int]) -> any EvictionPolicy {
     switch policy {
-    case .lru: LruPolicy(numExperts: numExperts)
-    case .lfu: LfuPolicy(numExperts: numExperts)
+    case .lru: LruPolicy(numExperts: numExperts, numExpertsPerTok: numExpertsPerTok)
+    case .lfu: LfuPolicy(numExperts: numExperts, numExpertsPerTok: numExpertsPerTok)
     case .les: LesPolicy(numExperts: numExperts, numExpertsPerTok: numExpertsPerTok)
     }
+}
+
+/// What `lru` and `lfu` share: they foretell nothing, so one expert of a layer is as likely as another.
+private func evenOdds(_ numExperts: [Int], _ numExpertsPerTok: [Int]) -> [[Int]] {
+    zip(numExperts, numExpertsPerTok).map { Array(repeating: one * $1 / $0, count: $0) }
 }
 
 /// The least recently used goes first: the value is the visit of the last use.
 struct LruPolicy: EvictionPolicy {
     private var last: [[Int]]
     private var learned: [[Int]]
+    private let even: [[Int]]
 
-    init(numExperts: [Int]) {
+    init(numExperts: [Int], numExpertsPerTok: [Int]) {
+        even = evenOdds(numExperts, numExpertsPerTok)
         last = numExperts.map { Array(repeating: 0, count: $0) }
         learned = numExperts.map { _ in [] }
     }
@@ -58,14 +69,18 @@ struct LruPolicy: EvictionPolicy {
         _ = values.update(fromContentsOf: last[layer])
     }
 
+    func odds(layer: Int) -> [Int] { even[layer] }
+
     func predicted(layer: Int, odds: Int, visit: Int, clock: Int) -> Int { clock }
 }
 
 /// The least often used goes first: the value is the number of rows that used it.
 struct LfuPolicy: EvictionPolicy {
     private var count: [[Int]]
+    private let even: [[Int]]
 
-    init(numExperts: [Int]) {
+    init(numExperts: [Int], numExpertsPerTok: [Int]) {
+        even = evenOdds(numExperts, numExpertsPerTok)
         count = numExperts.map { Array(repeating: 0, count: $0) }
     }
 
@@ -80,6 +95,8 @@ struct LfuPolicy: EvictionPolicy {
     mutating func value(layer: Int, visit: Int, into values: UnsafeMutableBufferPointer<Int>) {
         _ = values.update(fromContentsOf: count[layer])
     }
+
+    func odds(layer: Int) -> [Int] { even[layer] }
 
     func predicted(layer: Int, odds: Int, visit: Int, clock: Int) -> Int { topValue }
 }
@@ -150,23 +167,36 @@ struct LesPolicy: EvictionPolicy {
         }
     }
 
-    mutating func value(layer: Int, visit: Int, into values: UnsafeMutableBufferPointer<Int>) {
-        let n = numExperts[layer]
+    func value(layer: Int, visit: Int, into values: UnsafeMutableBufferPointer<Int>) {
+        weigh(layer, into: values)
         let cost = price * (visit + tables.count)
-        let used = latest[layer]
+        for e in values.indices {
+            values[e] -= cost
+        }
+    }
+
+    func odds(layer: Int) -> [Int] {
+        let n = numExperts[layer]
+        var weighted = [Int](repeating: 0, count: n)
+        weighted.withUnsafeMutableBufferPointer { weigh(layer, into: $0) }
+        return weighted.map { min($0 / (Self.totalWeight * scale), one) }
+    }
+
+    /// The odds of each expert, `totalWeight * scale` times too large.
+    private func weigh(_ layer: Int, into weighted: UnsafeMutableBufferPointer<Int>) {
+        let n = numExperts[layer]
         let factor = followerFactor[layer]
         tables[layer].withUnsafeBufferPointer { table in
             let recent = n * n
+            let lasting = recent + n
             for e in 0..<n {
-                let lasting = recent + n
-                values[e] =
+                weighted[e] =
                     scale * (Self.recentWeight * Int(table[recent + e]) + Self.lastingWeight * Int(table[lasting + e]))
-                    - cost
             }
-            for expert in used {
+            for expert in latest[layer] {
                 let start = expert * n
                 for e in 0..<n {
-                    values[e] += factor * Int(table[start + e])
+                    weighted[e] += factor * Int(table[start + e])
                 }
             }
         }

@@ -143,6 +143,29 @@ struct Residency: Sendable {
         return low
     }
 
+    /// For each of the coming rows the bytes of experts that `isAbsent` marks and that it is the first to use, as far as odds tell.
+    ///
+    /// A row uses each expert with the policy's odds, whatever other rows use; shared experts, which all rows use, are left out.
+    func expectedNewBytes(rows: Int, isAbsent: [Bool]) -> [Int] {
+        var costs: [Int] = []
+        var odds: [Int] = []
+        for layer in first.indices {
+            for (expert, share) in zip(first[layer]..., policy.odds(layer: layer)) where isAbsent[expert] {
+                costs.append(cost[expert])
+                odds.append(share)
+            }
+        }
+        var firstUse = odds
+        return (0..<rows).map { _ in
+            var bytes = 0
+            for place in costs.indices {
+                bytes += costs[place] * firstUse[place]
+                firstUse[place] = (firstUse[place] * (one - odds[place])) >> oddsBits
+            }
+            return bytes >> oddsBits
+        }
+    }
+
     // MARK: places
 
     /// Give the expert a free slot, which there must be.

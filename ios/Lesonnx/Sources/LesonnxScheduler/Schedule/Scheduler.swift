@@ -16,7 +16,7 @@ public struct Scheduler: Sendable {
     /// The layer between `route` and `endLayer`.
     public private(set) var openLayer: Int?
 
-    private var residency: Residency
+    private(set) var residency: Residency
     private var lookahead: Lookahead
     private let lookaheadCap: Int
     private var states: [ExpertState]
@@ -103,6 +103,11 @@ public struct Scheduler: Sendable {
 
     /// The MoE layer that an expert belongs to.
     public func layer(of expert: Int) -> Int { residency.layerOf[expert] }
+
+    /// For each of the next step's `rows` the bytes that it is expected to add to what must be loaded.
+    public func expectedNewBytes(rows: Int) -> [Int] {
+        residency.expectedNewBytes(rows: rows, isAbsent: states.map { $0 != .resident })
+    }
 
     // MARK: events
 

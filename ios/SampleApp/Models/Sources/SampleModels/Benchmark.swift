@@ -19,6 +19,8 @@ import Observation
         public var hitShare: Double
         public var readBytesPerToken: Int
         public var memoryBytes: Int
+        /// Of the tokens that were drafted and verified, how many stayed; nil without a drafter.
+        public var drafts: DraftCounts?
         /// Whether the text is that of the first row, as it must be.
         public var isSameText: Bool
     }
@@ -27,12 +29,13 @@ import Observation
         var title: String
         var schedule: Schedule
         var lookahead: Bool?
+        var drafts = false
     }
 
     private static let ladder = [
         Step(title: "on demand", schedule: .onDemand), Step(title: "cache", schedule: .cache),
         Step(title: "les, no lookahead", schedule: .les, lookahead: false), Step(title: "les", schedule: .les, lookahead: true),
-        Step(title: "all in memory", schedule: .resident),
+        Step(title: "les, drafts", schedule: .les, lookahead: true, drafts: true), Step(title: "all in memory", schedule: .resident),
     ]
 
     public private(set) var rows: [Row] = []
@@ -85,6 +88,7 @@ import Observation
         var options = LoadOptions()
         options.schedule = step.schedule
         options.lookahead = step.lookahead
+        options.draft = step.drafts ? bundle.manifest.nearestDrafter : .none
         options.expertBudgetBytes = budget
         let model = try await Model.load(bundle, options)
         do {
@@ -119,7 +123,8 @@ import Observation
         let required = max(1, telemetry.hits + telemetry.late + telemetry.misses)
         let result = Result(
             tokensPerS: Double(numTokens) / seconds, hitShare: Double(telemetry.hits) / Double(required),
-            readBytesPerToken: telemetry.readBytes / numTokens, memoryBytes: memory, isSameText: true)
+            readBytesPerToken: telemetry.readBytes / numTokens, memoryBytes: memory, drafts: await generation.report.drafts,
+            isSameText: true)
         return (result, await generation.report.tokenIds)
     }
 

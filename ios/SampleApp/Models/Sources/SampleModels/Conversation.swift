@@ -73,8 +73,8 @@ import Observation
                 lines[lines.count - 1].text += token.text
                 let now = (clock.now - start).components
                 meter.add(
-                    await model.telemetry, atSeconds: Double(now.seconds) + Double(now.attoseconds) / 1e18,
-                    memoryBytes: Memory.currentBytes())
+                    await model.telemetry, drafts: await generation.report.drafts,
+                    atSeconds: Double(now.seconds) + Double(now.attoseconds) / 1e18, memoryBytes: Memory.currentBytes())
             }
             if Task.isCancelled {
                 lines[lines.count - 1].remark = "stopped"

@@ -24,6 +24,8 @@ import Observation
     public private(set) var samples: [Sample] = []
     public private(set) var telemetry = Telemetry()
     public private(set) var numTokens = 0
+    /// Of the latest answer; nil where nothing could be drafted.
+    public private(set) var drafts: DraftCounts?
 
     private var times: [Double] = []
 
@@ -37,6 +39,7 @@ import Observation
         samples = []
         telemetry = Telemetry()
         numTokens = 0
+        drafts = nil
         times = []
     }
 
@@ -44,7 +47,8 @@ import Observation
     public func pause() { times = [] }
 
     /// A token came at that time, with these totals since the bundle was loaded.
-    public func add(_ now: Telemetry, atSeconds seconds: Double, memoryBytes: Int) {
+    public func add(_ now: Telemetry, drafts: DraftCounts? = nil, atSeconds seconds: Double, memoryBytes: Int) {
+        self.drafts = drafts
         times.append(seconds)
         times = times.suffix(Self.window + 1)
         let span = seconds - times[0]

@@ -37,6 +37,7 @@ import Observation
         do {
             var options = LoadOptions()
             options.expertBudgetBytes = expertBudgetBytes
+            options.draft = bundle.manifest.nearestDrafter
             let model = try await Model.load(bundle, options)
             self.model = model
             self.bundle = bundle

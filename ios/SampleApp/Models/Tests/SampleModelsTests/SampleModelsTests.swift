@@ -91,6 +91,8 @@ private final class Scratch {
         let meter = session.meter
         #expect(meter.numTokens >= 40 && meter.samples.allSatisfy { (0...1).contains($0.hitShare) && $0.readBytes >= 0 })
         let memoryBytes = try #require(meter.last).memoryBytes
+        let drafts = try #require(meter.drafts)
+        #expect(drafts.numAccepted <= drafts.numDrafted)
         #expect(meter.readBytesPerToken > 0 && memoryBytes > 1 << 20)
         await session.close()
         #expect(session.phase == .empty && session.conversation == nil)
@@ -174,15 +176,16 @@ private final class Scratch {
         benchmark.numTokens = 8
         benchmark.numWarmupTokens = 4
         benchmark.run(bundle, expertBudgetBytes: bundle.expertBytes / 2)
-        #expect(benchmark.isRunning && benchmark.rows.count == 5)
+        #expect(benchmark.isRunning && benchmark.rows.count == 6)
         await benchmark.settle()
         #expect(!benchmark.isRunning)
-        for row in benchmark.rows.prefix(4) {
+        for row in benchmark.rows.prefix(5) {
             let result = try #require(row.result)
             #expect(result.tokensPerS > 0 && result.isSameText, "\(row.title)")
         }
         #expect(benchmark.rows[0].result?.hitShare == 0 && benchmark.rows[1].result!.hitShare > 0)
-        #expect(benchmark.rows[4].problem?.contains("keeps all experts") == true, "half of the experts cannot be all of them")
+        #expect(benchmark.rows.map { $0.result?.drafts != nil } == [false, false, false, false, true, false])
+        #expect(benchmark.rows[5].problem?.contains("keeps all experts") == true, "half of the experts cannot be all of them")
         #expect(benchmark.speedup != nil)
     }
 
@@ -196,7 +199,7 @@ private final class Scratch {
         app.benchmark.numTokens = 4
         app.benchmark.numWarmupTokens = 2
         await app.runBenchmark()
-        #expect(app.benchmark.rows.filter { $0.result?.isSameText == true }.count == 4)
+        #expect(app.benchmark.rows.filter { $0.result?.isSameText == true }.count == 5)
         #expect(app.session.phase == .ready("qwen2_moe-int4"), "the bundle is loaded again")
         await app.remove("qwen2_moe-int4")
         #expect(app.session.phase == .empty && app.shelf.rows.isEmpty)
