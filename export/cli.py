@@ -177,10 +177,9 @@ def print_summary(console: Console, report: ExportReport) -> None:
     dense_bits = _bits(manifest.quantization.dense_bits)
     table.add_row("dense parts", str(len(manifest.parts)), dense_bits, format_bytes(report.dense_bytes), "dense/")
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
-    shown = {_bits(m.bits, m.block_size) for kind in kinds for m in kind.matrices.values()}
-    table.add_row(
-        "experts", str(experts), ", ".join(sorted(shown)), format_bytes(report.expert_bytes), "experts/layer_*/"
-    )
+    blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
+    shown = _bits(*manifest.expert_bits) + (f", blocks of {', '.join(map(str, blocks))}" if blocks else "")
+    table.add_row("experts", str(experts), shown, format_bytes(report.expert_bytes), "experts/layer_*/")
     rest = report.total_bytes - report.dense_bytes - report.expert_bytes
     table.add_row("graphs, tokenizer, manifest", "", "", format_bytes(rest), "")
     table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
@@ -192,6 +191,5 @@ def print_summary(console: Console, report: ExportReport) -> None:
         console.print(f"note: {note}", highlight=False)
 
 
-def _bits(bits: int, block_size: int = 0) -> str:
-    blocks = f", blocks of {block_size}" if block_size else ""
-    return "float32" if bits == 32 else f"int{bits}{blocks}"
+def _bits(*bits: int) -> str:
+    return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"

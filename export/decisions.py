@@ -21,11 +21,12 @@ def print_decisions(console: Console, plan: ExportPlan, options: ExportOptions, 
     """The table: bits and blocks of each layer's matrices, bytes, and expected losses at it and at uniform bits."""
     baseline = baseline_bytes(groups_of(plan.architecture), options.block_size)
     table = Table(
-        title=f"Experts in at most {options.experts_target_size:g} of the bytes of uniform {BASELINE_BITS} bits:"
-        " bits (block) of each matrix, and what they are expected to cost in nats of KL a token",
+        title=f"Precision of the experts: at most {options.experts_target_size:g} of the bytes of {BASELINE_BITS} bits",
+        caption="Bits, with the block size. Expected loss: nats of KL a token, as chosen and at uniform bits.",
         title_justify="left",
+        caption_justify="left",
     )
-    columns = ("gate, up", "down", "bytes", "share", "expected loss", f"at {BASELINE_BITS} bits", "at 2 bits")
+    columns = ("gate, up", "down", "bytes", "share", "loss", f"at {BASELINE_BITS} bits", "at 2 bits")
     table.add_column("layer")
     for column in columns:
         table.add_column(column, justify="right")

@@ -58,9 +58,13 @@ class Group:
                 yield inner, outer, ExpertPrecision(gate_up, gate_up, down)
 
     def half_kind(self, half: int, precision: MatrixPrecision) -> ExpertKind:
-        """The layout of an expert of which one half alone is rounded: it shows what that half's rounding costs."""
-        wanted = {name: precision if name in HALVES[half] else FLOAT for name in (*HALVES[0], *HALVES[1])}
-        return self.kind(ExpertPrecision(**wanted))
+        """The layout of an expert of which one half alone is rounded much: it shows what that half's rounding costs.
+
+        Down is rounded to 8 bits where gate and up are tried: as it will be, it is fitted to what they give it.
+        """
+        if half == 0:
+            return self.kind(ExpertPrecision(precision, precision, MatrixPrecision(8, max(BLOCKS[8]))))
+        return self.kind(ExpertPrecision(FLOAT, FLOAT, precision))
 
 
 def groups_of(architecture: Decoder) -> list[Group]:

@@ -40,8 +40,7 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss-float": (f"{CHECKPOINTS}/gpt_oss", {"bits": 32}),
     "gemma4_text-float": (f"{CHECKPOINTS}/gemma4_text", {"bits": 32}),
     "smallthinker-float": (f"{CHECKPOINTS}/smallthinker", {"bits": 32}),
-    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED}),
-    "sample-mixed": ("lesonnx/sample", {"experts_target_size": 0.733}),
+    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
