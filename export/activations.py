@@ -44,6 +44,8 @@ NOISY_WINDOWS = 2
 NOISE_SHARE = 0.05
 # Rows of a window on which the head judges the noise.
 JUDGED_ROWS = 128
+# Recurrences by operators that every ONNX Runtime has: this runs once.
+FLOAT = Precision(32, 128, operators="portable")
 Float32 = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[str, int], None]
@@ -186,7 +188,7 @@ class FloatRun:
             path = Path(directory) / "part.onnx"
             store = DenseStore(Path(directory) / DenseStore.location)
             try:
-                built = PartBuilder(self.architecture, self._weights, store, Precision(32, 128)).build(name)
+                built = PartBuilder(self.architecture, self._weights, store, FLOAT).build(name)
             finally:
                 store.close()
             path.write_bytes(built.model.SerializeToString())

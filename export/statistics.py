@@ -94,7 +94,7 @@ class LayerStatistics:
 def to_stored(inputs: Float32) -> tuple[NDArray[np.float16], float]:
     """Rows as float16 and the power of two that they are to be multiplied by."""
     largest = float(np.abs(inputs).max(initial=0.0))
-    scale = 2.0 ** max(-60, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
+    scale = 2.0 ** max(-120, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
     return (inputs * np.float32(1 / scale)).astype(np.float16), scale
 
 
