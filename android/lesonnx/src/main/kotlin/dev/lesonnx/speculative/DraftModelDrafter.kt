@@ -72,6 +72,10 @@ internal class DraftModelDrafter(target: Bundle, bundle: Bundle, platform: Platf
     /** Nothing to do before the next proposal, which compares sequences. */
     override fun rewind(numTokens: Int) = Unit
 
+    override fun bytesAt(numTokens: Int): Long = runner.bytesAt(numTokens)
+
+    override fun warmUp() = runner.warmUp()
+
     override fun close() = runner.close()
 
     private companion object {

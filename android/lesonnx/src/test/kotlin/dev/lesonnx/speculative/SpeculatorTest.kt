@@ -1,5 +1,6 @@
 package dev.lesonnx.speculative
 
+import dev.lesonnx.BudgetError
 import dev.lesonnx.Bundle
 import dev.lesonnx.CountingPlatform
 import dev.lesonnx.FailingPlatform
@@ -172,6 +173,19 @@ internal class SpeculatorTest {
             assertThrows<LoadError> { runBlocking { model.generate(prompt, options(2)).text() } }
         }
         assertEquals(0, counting.liveBytes.get())
+    }
+
+    @Test
+    fun `a budget of the whole process counts a draft model`() {
+        val bundle = Reference.bundle(SAMPLE)
+        val options = LoadOptions(draft = "draft-model", draftModel = bundle, memoryBudgetBytes = 8L shl 30)
+        loadFixture(SAMPLE, options).use { model -> assertEquals(20, report(model, model.encode(PROMPT), options(20)).second.tokenIds.size) }
+        val opened = Bundle(bundle)
+        DraftModelDrafter(opened, opened, platform, "auto", REFERENCE_THREADS).use { drafter ->
+            drafter.warmUp()
+            assertTrue(drafter.bytesAt(1) >= opened.expertBytes)
+        }
+        assertThrows<BudgetError> { loadFixture(SAMPLE, options.copy(memoryBudgetBytes = 1L shl 20)) }
     }
 
     @Test
