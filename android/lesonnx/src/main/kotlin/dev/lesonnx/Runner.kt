@@ -131,7 +131,6 @@ internal class Runner(
         bound.lookaheads.forEach(Binding::run)
         bound.head.run()
         twins.widths.forEach(::warmUp)
-        layerReader?.warmUp()
     }
 
     private fun warmUp(width: TwinWidth) {

@@ -182,7 +182,6 @@ internal class SpeculatorTest {
         loadFixture(SAMPLE, options).use { model -> assertEquals(20, report(model, model.encode(PROMPT), options(20)).second.tokenIds.size) }
         val opened = Bundle(bundle)
         DraftModelDrafter(opened, opened, platform, "auto", REFERENCE_THREADS).use { drafter ->
-            drafter.warmUp()
             assertTrue(drafter.bytesAt(1) >= opened.expertBytes)
         }
         assertThrows<BudgetError> { loadFixture(SAMPLE, options.copy(memoryBudgetBytes = 1L shl 20)) }
