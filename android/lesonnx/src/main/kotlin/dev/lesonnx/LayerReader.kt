@@ -16,7 +16,4 @@ internal interface LayerReader {
 
     /** What it keeps for a sequence of that many tokens. */
     fun bytesAt(numTokens: Int): Long
-
-    /** Runs its parts once, so that what they map is counted as this process's. */
-    fun warmUp()
 }

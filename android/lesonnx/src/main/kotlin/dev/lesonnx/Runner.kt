@@ -30,13 +30,15 @@ internal class Runner(
     private var expertLimitBytes: Long? = null
     private var memoryBound: MemoryBound? = null
 
-    /** Who is told what layers give, if anyone: only then are these outputs asked for. Owned by its setter. */
+    /** Who is told what its layers give, if anyone: only then are these outputs asked for. What it keeps counts. Owned by its setter. */
     var layerReader: LayerReader? = null
         set(reader) {
-            field = reader?.takeIf { it.layerIdxs.isNotEmpty() }
+            field = reader
             clearSteps()
             clearMemories { true }
         }
+
+    private val layerIdxs get() = layerReader?.layerIdxs.orEmpty()
 
     private class MemoryBound(val budgetBytes: Long, val fixedBytes: Long)
 
@@ -90,13 +92,21 @@ internal class Runner(
      */
     fun boundMemory(memoryBudgetBytes: Long, drafts: Boolean = false) {
         warmUp()
-        val chunk = prefillChunkTokens
-        val layersRead = layerReader?.layerIdxs.orEmpty().size
-        var buffers = 2 * StepMemory.bytesFor(manifest, chunk, layersRead) + chunk.toLong() * vocabSize / 8
-        if (drafts) buffers += StepMemory.draftBytesFor(manifest, layersRead)
-        val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + buffers + states.workingBytes(chunk) + SPARE_BYTES
+        val fixed = Memory.currentBytes() + platform.heapGrowthBytes() + bufferBytes(drafts) + SPARE_BYTES
         memoryBound = MemoryBound(memoryBudgetBytes, fixed)
         shareMemory(states.capacityFor(1))
+    }
+
+    private fun bufferBytes(drafts: Boolean): Long {
+        val chunk = prefillChunkTokens
+        val steps = 2 * StepMemory.bytesFor(manifest, chunk, layerIdxs.size) + chunk.toLong() * vocabSize / 8
+        return steps + states.workingBytes(chunk) + if (drafts) StepMemory.draftBytesFor(manifest, layerIdxs.size) else 0
+    }
+
+    /** What it will take beside its sessions for a sequence of that many tokens, with all experts in memory. */
+    fun bytesAt(numTokens: Int): Long {
+        val experts = (bundle.expertBytes * loader.engine.memoryPerByte).toLong()
+        return experts + bufferBytes(drafts = false) + states.bytesAt(states.capacityFor(minOf(numTokens, states.maxTokens)))
     }
 
     /** Limits the experts beside all else, between two steps; null lifts that. At least what a token needs of a layer is kept. */
@@ -109,7 +119,7 @@ internal class Runner(
      * Runs every dense part once on nothing, so that all the weights it maps are counted as this process's. What it leaves in
      * the states is written over by the first step.
      */
-    private fun warmUp() {
+    fun warmUp() {
         states.reserve(1)
         states.begin(1)
         val bound = stepFor(1).bound
@@ -121,7 +131,6 @@ internal class Runner(
         bound.lookaheads.forEach(Binding::run)
         bound.head.run()
         twins.widths.forEach(::warmUp)
-        layerReader?.warmUp()
     }
 
     private fun warmUp(width: TwinWidth) {
@@ -244,12 +253,12 @@ internal class Runner(
         val position = numTokens
         states.commit(numRows)
         stepRows = numRows
-        layerReader?.observe(position, buffers.gatherLayers())
+        if (layerIdxs.isNotEmpty()) layerReader?.observe(position, buffers.gatherLayers())
         return result
     }
 
     /** The twins that a step of that many rows uses; none where somebody reads layers, which twins do not give. */
-    private fun widthFor(numRows: Int): TwinWidth? = if (layerReader == null) twins.forStep(numRows, states) else null
+    private fun widthFor(numRows: Int): TwinWidth? = if (layerIdxs.isEmpty()) twins.forStep(numRows, states) else null
 
     /** Room for that many tokens in all. The experts give way before the caches grow: the budget holds at every moment. */
     private fun reserve(totalTokens: Int) {
@@ -308,7 +317,7 @@ internal class Runner(
             clearMemories { it > REWINDABLE_TOKENS }
         }
         val mostRows = if (numRows > 1) maxOf(numRows, REWINDABLE_TOKENS) else 1
-        val memory = memories.getOrPut(mostRows) { StepMemory(manifest, mostRows, layerReader?.layerIdxs.orEmpty(), platform) }
+        val memory = memories.getOrPut(mostRows) { StepMemory(manifest, mostRows, layerIdxs, platform) }
         Step(memory, parts, states, numRows, platform).also { steps[numRows] = it }
     }
 

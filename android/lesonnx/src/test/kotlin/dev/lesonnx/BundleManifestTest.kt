@@ -139,7 +139,7 @@ internal class BundleManifestTest {
         says("twins: every segment needs its selection", JsonArray(emptyList()), "selections")
         says("twins: positions takes 'colour', which no host has for it", JsonPrimitive("colour"), "positions", "inputs", 0, "name")
         says("is not fixed", JsonPrimitive("T"), "parts", 0, "inputs", 0, "shape", 1)
-        says("expected int64", JsonPrimitive(99), "parts", 0, "rows")
+        says("expected float32 [1, 99, 64]", JsonPrimitive(99), "parts", 0, "rows")
         says("twins: the selection of 'segment_", JsonPrimitive("colour"), "selections", 0, "inputs", 0, "name")
     }
 

@@ -19,8 +19,8 @@ internal typealias BindPart = (role: PartRole, inputs: Map<String, Tensor>, outp
 /**
  * What a DSpark drafter keeps of the tokens so far: keys and values, and the rows of layer outputs that are not projected yet.
  *
- * Rows are projected when a draft needs them, or when there are [PENDING_TOKENS]: one product of many rows costs little more than one
- * of one, so a drafter that is not asked costs next to nothing. Owned by a drafter, which closes it; not thread-safe.
+ * Rows are projected when a draft needs them, or when there are [PENDING_TOKENS]: few runs of many rows cost less than many of one, and
+ * what is kept unprojected stays small. Owned by a drafter, which closes it; not thread-safe.
  */
 internal class DSparkContext(record: DrafterRecord, model: ModelFacts, private val platform: Platform, private val bind: BindPart) : AutoCloseable {
     private val width = record.targetLayerIds.size * model.hiddenSize
@@ -133,15 +133,14 @@ internal class DSparkContext(record: DrafterRecord, model: ModelFacts, private v
     fun bytesAt(numTokens: Int): Long =
         (capacityFor(numTokens) * sizes.values.sum() + PENDING_TOKENS.toLong() * width) * Float.SIZE_BYTES
 
-    /** Projects a row of zeros, lets [block] use the caches with it, and forgets it. */
+    /** Projects a row of zeros, lets [block] use the caches with it, and forgets it. Before there are tokens. */
     fun warmUp(block: (caches: Map<String, Tensor>) -> Unit) {
-        val before = numTokens
         TensorArena(platform).use { step ->
             val rowAt = step.plan(FLOAT, 1, width.toLong())
-            observe(before, step.allocate()[rowAt])
+            observe(0, step.allocate()[rowAt])
         }
         withCaches(block)
-        rewind(before)
+        rewind(0)
     }
 
     override fun close() {

@@ -40,6 +40,7 @@ internal class DSparkDrafter(bundle: Bundle, platform: Platform, numThreads: Int
             }
             context = DSparkContext(record, model, platform, ::bind).also(opened::add)
             block = DSparkBlock(record, model, platform, ::bind).also(opened::add)
+            warmUp()
         } catch (error: Throwable) {
             opened.asReversed().forEach(AutoCloseable::close)
             throw error
@@ -57,11 +58,13 @@ internal class DSparkDrafter(bundle: Bundle, platform: Platform, numThreads: Int
 
     override fun bytesAt(numTokens: Int): Long = context.bytesAt(numTokens)
 
-    override fun warmUp() {
-        context.warmUp { caches ->
-            block.run(anchor = 0, context.numTokens, count = 1, caches)
-            block.slot(slot = 0, before = 0)
-        }
+    /**
+     * Runs every part once on nothing: the weights that it maps count as this process's before memory is shared out, and the first
+     * draft takes no longer than others.
+     */
+    private fun warmUp() = context.warmUp { caches ->
+        block.run(anchor = 0, start = 1, count = maxTokens, caches)
+        for (slot in 0 until maxTokens) block.slot(slot, before = 0)
     }
 
     /** IllegalStateException where it has not seen what the target gave for all but the last of [sequence]. */

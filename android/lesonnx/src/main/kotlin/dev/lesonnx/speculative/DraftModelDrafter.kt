@@ -47,6 +47,13 @@ internal class DraftModelDrafter(target: Bundle, bundle: Bundle, platform: Platf
             loader.close()
             throw error
         }
+        try {
+            // What its parts map counts as this process's before memory is shared out.
+            runner.warmUp()
+        } catch (error: Throwable) {
+            runner.close()
+            throw error
+        }
     }
 
     /** Runs what the target's sequence has become since, then a token a step. */
@@ -71,6 +78,8 @@ internal class DraftModelDrafter(target: Bundle, bundle: Bundle, platform: Platf
 
     /** Nothing to do before the next proposal, which compares sequences. */
     override fun rewind(numTokens: Int) = Unit
+
+    override fun bytesAt(numTokens: Int): Long = runner.bytesAt(numTokens)
 
     override fun close() = runner.close()
 

@@ -67,6 +67,4 @@ internal interface TokenDrafter : Drafter {
     override fun observe(position: Int, layerOutputs: Tensor): Unit = error("the drafter $name reads no layers")
 
     override fun bytesAt(numTokens: Int): Long = 0
-
-    override fun warmUp() = Unit
 }

@@ -1,5 +1,6 @@
 package dev.lesonnx.speculative
 
+import dev.lesonnx.BudgetError
 import dev.lesonnx.Bundle
 import dev.lesonnx.CountingPlatform
 import dev.lesonnx.FailingPlatform
@@ -19,8 +20,14 @@ import java.util.concurrent.atomic.AtomicBoolean
 import kotlin.test.assertContains
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue
+import kotlinx.coroutines.CompletableDeferred
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.take
 import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.launch
 import kotlinx.coroutines.runBlocking
 import org.junit.jupiter.api.DynamicTest
 import org.junit.jupiter.api.DynamicTest.dynamicTest
@@ -172,6 +179,34 @@ internal class SpeculatorTest {
             assertThrows<LoadError> { runBlocking { model.generate(prompt, options(2)).text() } }
         }
         assertEquals(0, counting.liveBytes.get())
+    }
+
+    @Test
+    fun `a generation that is cancelled amid its passes leaves the model usable`() = runBlocking<Unit> {
+        val (_, everything) = plain(options(200))
+        loadDrafting(SAMPLE) { _, _ -> Oracle(everything.tokenIds, everything.promptTokens) }.use { model ->
+            val prompt = model.encode(PROMPT)
+            repeat(3) {
+                val begun = CompletableDeferred<Unit>()
+                val job = launch(Dispatchers.Default) { model.generate(prompt, options(200)).tokens.onEach { begun.complete(Unit) }.collect() }
+                begun.await()
+                job.cancelAndJoin()
+            }
+            val again = model.generate(prompt, options(200)).also { it.text() }
+            assertEquals(everything.tokenIds, again.report.tokenIds)
+        }
+    }
+
+    @Test
+    fun `a budget of the whole process counts a draft model`() {
+        val bundle = Reference.bundle(SAMPLE)
+        val options = LoadOptions(draft = "draft-model", draftModel = bundle, memoryBudgetBytes = 8L shl 30)
+        loadFixture(SAMPLE, options).use { model -> assertEquals(20, report(model, model.encode(PROMPT), options(20)).second.tokenIds.size) }
+        val opened = Bundle(bundle)
+        DraftModelDrafter(opened, opened, platform, "auto", REFERENCE_THREADS).use { drafter ->
+            assertTrue(drafter.bytesAt(1) >= opened.expertBytes)
+        }
+        assertThrows<BudgetError> { loadFixture(SAMPLE, options.copy(memoryBudgetBytes = 1L shl 20)) }
     }
 
     @Test
