@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SAMPLE, fixture, read_config, write_checkpoint
+from checkpoints import SAMPLE, fixture, one_layer, read_config, write_checkpoint
 from conftest import Outcome
 from forward import file_bytes
 
@@ -172,7 +172,8 @@ def test_uniform_bits_for_a_text(lesonnx: Call, quick_path: Path, bundle_of: Any
     text = "".join(f"Line {number}: the list of values is sorted by {number * 7919 % 101}.\n" for number in range(40))
     (quick_path / "text.txt").write_text(text)
     arguments = ("--bits", "4", "--dense-bits", "8", "--calibration", quick_path / "text.txt", "--workers", "1")
-    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    checkpoint = one_layer(quick_path / "checkpoint")
+    outcome = lesonnx("export", checkpoint, quick_path / "bundle", *arguments)
     assert outcome.code == 0, outcome.err
     manifest = Bundle(quick_path / "bundle").manifest
     record = manifest.quantization.calibration
@@ -182,7 +183,7 @@ def test_uniform_bits_for_a_text(lesonnx: Call, quick_path: Path, bundle_of: Any
     shown = lesonnx("inspect", quick_path / "bundle").out
     assert f"on {record.num_tokens:,} tokens of a text ({record.text_sha256[:12]}…); 1.000 of" in shown
     assert "expected loss" in shown
-    plain = Bundle(bundle_of("sample", bits=4, dense_bits=8))
+    plain = Bundle(bundle_of(checkpoint, bits=4, dense_bits=8))
     assert [layer.kind for layer in plain.manifest.expert_layers] == [layer.kind for layer in manifest.expert_layers]
 
 
