@@ -21,7 +21,7 @@ from lesonnx_export.statistics import LayerStatistics
 
 Float32 = NDArray[np.float32]
 # How much the checkpoint's own down projection counts beside the least-squares one, in units of the mean moment.
-KEEPING = 0.3
+KEEPING = 0.1
 
 
 @dataclass(frozen=True)

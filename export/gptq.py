@@ -20,17 +20,17 @@ SHARES: dict[int, tuple[float, ...]] = {
     4: (0.6, 0.7, 0.8, 0.9, 1.0),
     8: (0.97, 1.0),
 }
-# What the diagonal of the moments is raised by, as a share of its mean. Far more than a Cholesky decomposition needs:
-# a tenth of the error is weighed as if all inputs were alike, so that a text of another kind than the calibration text
-# does not meet columns that were given up.
-DAMPING = 0.3
-# Rounds of scales by least squares and of descent over all codes, after GPTQ.
-ROUNDS = 4
+# What the diagonal of the moments is raised by, as a share of its mean. Ten times what a Cholesky decomposition is
+# usually given: a part of the error is weighed as if all inputs were alike, so that a text of another kind than the
+# calibration text does not meet columns that were given up.
+DAMPING = 0.1
+# Rounds of scales by least squares and of descent over all codes, after GPTQ. They are what takes the time.
+ROUNDS = {2: 4, 4: 2, 8: 0}
 LEAST_SCALE = np.float32(1e-20)
 
 
 def round_matrices(
-    matrices: Float32, moments: Float32, bits: Bits, block_size: int, names: list[str], rounds: int = ROUNDS
+    matrices: Float32, moments: Float32, bits: Bits, block_size: int, names: list[str], rounds: int | None = None
 ) -> list[QuantizedMatrix]:
     """Quantize [B,R,K] by moments [B,K,K] to 2, 4 or 8 bits; CheckpointError for values that are not finite.
 
@@ -50,11 +50,13 @@ def round_matrices(
     # Columns of the padding are alone with themselves: their zeros stay zeros.
     damped[:, range(columns, columns + padding), range(columns, columns + padding)] = 1
     codes, scales = _compensated(exact, damped, bits, block_size)
+    rounds = ROUNDS[bits] if rounds is None else rounds
+    wanted = exact @ damped
     for _ in range(rounds):
-        scales = _fitted_scales(exact, damped, codes, scales)
-        codes = _descended(exact, damped, codes, scales, bits)
+        scales = _fitted_scales(wanted, damped, codes, scales)
+        codes = _descended(wanted, damped, codes, scales, bits)
     if rounds:
-        scales = _fitted_scales(exact, damped, codes, scales)
+        scales = _fitted_scales(wanted, damped, codes, scales)
     with np.errstate(over="ignore"):
         scales *= units
     half = 1 << (bits - 1)
@@ -124,12 +126,15 @@ def _best_block(values: Float32, triangle: Float32, bits: Bits) -> tuple[Float32
     return codes[:, best, rows], candidates[best, rows], errors[:, best, rows]
 
 
-def _fitted_scales(exact: Float32, moments: Float32, codes: Float32, scales: Float32) -> Float32:
-    """The scales of least error for given codes: a least-squares problem of a row's blocks, for each row."""
+def _fitted_scales(wanted: Float32, moments: Float32, codes: Float32, scales: Float32) -> Float32:
+    """The scales of least error for given codes: a least-squares problem of a row's blocks, for each row.
+
+    ``wanted`` [B,R,K] is the exact matrix times the moments.
+    """
     batch, rows, num_blocks = scales.shape
     split = codes.reshape(batch, rows, num_blocks, -1)
     size = split.shape[-1]
-    target = ((exact @ moments) * codes).reshape(split.shape).sum(axis=3)
+    target = (wanted * codes).reshape(split.shape).sum(axis=3)
     square = np.empty((batch, rows, num_blocks, num_blocks), np.float32)
     for block in range(num_blocks):
         seen = split[:, :, block] @ moments[:, block * size : (block + 1) * size]
@@ -143,12 +148,12 @@ def _fitted_scales(exact: Float32, moments: Float32, codes: Float32, scales: Flo
     return fitted.astype(np.float32)
 
 
-def _descended(exact: Float32, moments: Float32, codes: Float32, scales: Float32, bits: int) -> Float32:
+def _descended(wanted: Float32, moments: Float32, codes: Float32, scales: Float32, bits: int) -> Float32:
     """One sweep of coordinate descent: each code in turn becomes the best one, all others as they are."""
-    columns = exact.shape[2]
+    columns = wanted.shape[2]
     size = columns // scales.shape[2]
     half = np.float32(1 << (bits - 1))
-    gradient = np.ascontiguousarray(((codes * np.repeat(scales, size, axis=2) - exact) @ moments).transpose(2, 0, 1))
+    gradient = np.ascontiguousarray(((codes * np.repeat(scales, size, axis=2)) @ moments - wanted).transpose(2, 0, 1))
     new = np.ascontiguousarray(codes.transpose(2, 0, 1))
     for block in range(columns // size):
         which = slice(block * size, (block + 1) * size)

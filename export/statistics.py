@@ -19,7 +19,7 @@ from lesonnx.errors import InputError
 
 # Rows of the whole layer that an expert is rounded for beside its own, and what one of them weighs against its own.
 BORROWED_ROWS = 256
-BORROWED_WEIGHT = 0.5
+BORROWED_WEIGHT = 1.0
 Float32 = NDArray[np.float32]
 SUMMARY_NAME = "calibration.json"
 FORMAT_VERSION = 1
