@@ -43,10 +43,15 @@ def plot_curve(points: Sequence[Drawn], name: str, path: Path) -> None:
         if not drawn:
             continue
         axes.plot(*zip(*[row[:2] for row in drawn], strict=True), style, color=colour, label=TITLES[series])
+        # Those of uniform bits lie below each other, those of mixed precision below all.
+        place, side = ((-7, -12), "right") if series == "mixed" else ((7, 5), "left")
         for share, kl, label in drawn:
-            if series != "mixed":
-                axes.annotate(label, (share, kl), xytext=(6, 6), textcoords="offset points", color=colour, size=8)
+            if series != "calibrated":
+                axes.annotate(
+                    label, (share, kl), xytext=place, ha=side, textcoords="offset points", color=colour, size=8
+                )
     axes.set_yscale("log")
+    axes.margins(x=0.08, y=0.08)
     axes.set_xlabel("bytes of the experts, as a share of uniform 4 bits")
     axes.set_ylabel("KL to float, nats a token")
     axes.set_title(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SAMPLE, fixture, read_config, write_checkpoint
+from checkpoints import SAMPLE, fixture, one_layer, read_config, write_checkpoint
 from conftest import Outcome
 from forward import file_bytes
 
@@ -61,9 +61,10 @@ def few_tokens() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(quick_root: Path) -> Path:
-    """Three layers of 8 experts and a shared one, random weights, no tokenizer; an expert is 4 pages in 4 bits."""
+    """Two layers of 4 experts and a shared one, random weights, no tokenizer; an expert is 4 pages in 4 bits."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    config = read_config("qwen2_moe") | sizes
+    layers = {"num_hidden_layers": 2, "num_experts": 4, "layer_types": ["full_attention"] * 2}
+    config = read_config("qwen2_moe") | sizes | layers
     synthetic = SyntheticCheckpoint(config)
     make_plan(synthetic, ExportOptions(), SyntheticWeights(synthetic, rehearsal=True, tied=False))
     rng = np.random.default_rng(0)
@@ -144,7 +145,7 @@ def test_the_bytes_are_kept_and_the_manifest_says_how(
     assert opened.expert_bytes <= 0.75 * record.baseline_bytes
     assert opened.expert_bytes == sum(decision.cost_bytes for decision in decisions)
     assert (record.target_size, record.text_sha256, record.num_tokens) == (0.75, None, NUM_TOKENS)
-    assert [layer.layer_idx for layer in record.layers] == [0, 1, 2]
+    assert [layer.layer_idx for layer in record.layers] == [0, 1]
     assert all(layer.expected_loss > 0 for layer in record.layers)
     stored = json.loads((bundle / "manifest.json").read_text())["quantization"]
     assert (stored["expert_bits"], stored["block_size"]) == (4, 128)
@@ -171,7 +172,8 @@ def test_uniform_bits_for_a_text(lesonnx: Call, quick_path: Path, bundle_of: Any
     text = "".join(f"Line {number}: the list of values is sorted by {number * 7919 % 101}.\n" for number in range(40))
     (quick_path / "text.txt").write_text(text)
     arguments = ("--bits", "4", "--dense-bits", "8", "--calibration", quick_path / "text.txt", "--workers", "1")
-    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    checkpoint = one_layer(quick_path / "checkpoint")
+    outcome = lesonnx("export", checkpoint, quick_path / "bundle", *arguments)
     assert outcome.code == 0, outcome.err
     manifest = Bundle(quick_path / "bundle").manifest
     record = manifest.quantization.calibration
@@ -181,7 +183,7 @@ def test_uniform_bits_for_a_text(lesonnx: Call, quick_path: Path, bundle_of: Any
     shown = lesonnx("inspect", quick_path / "bundle").out
     assert f"on {record.num_tokens:,} tokens of a text ({record.text_sha256[:12]}…); 1.000 of" in shown
     assert "expected loss" in shown
-    plain = Bundle(bundle_of("sample", bits=4, dense_bits=8))
+    plain = Bundle(bundle_of(checkpoint, bits=4, dense_bits=8))
     assert [layer.kind for layer in plain.manifest.expert_layers] == [layer.kind for layer in manifest.expert_layers]
 
 
@@ -243,7 +245,7 @@ def test_a_kept_calibration_serves_other_sizes(
     arguments = ("--experts-target-size", "0.9", "--calibration-directory", kept, "--workers", "1")
     shown = lesonnx("export", checkpoint, quick_path / "one", *arguments).out
     assert "Precision of the experts: at most 0.9 of the bytes of 4 bits" in shown
-    assert sum("shared" in line for line in shown.splitlines()) == 3
+    assert sum("shared" in line for line in shown.splitlines()) == 2
     monkeypatch.setattr(calibrated, "weigh", None)
     options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
     assert file_bytes(export_bundle(checkpoint, quick_path / "two", options).bundle) == file_bytes(bundle)

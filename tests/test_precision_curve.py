@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import SAMPLE, derive
+from checkpoints import SAMPLE, one_layer
 from conftest import Outcome
 
 import lesonnx_export.calibrated as calibrated
@@ -49,14 +49,7 @@ def test_a_picture(tmp_path: Path) -> None:
 
 
 def test_one_layer_of_the_sample(lesonnx: Call, quick_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = derive(
-        "sample",
-        quick_path / "checkpoint",
-        config=lambda config: config | {"num_hidden_layers": 1},
-        tensors=lambda tensors: {key: value for key, value in tensors.items() if not is_later(key)},
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (checkpoint / name).write_bytes((SAMPLE / name).read_bytes())
+    checkpoint = one_layer(quick_path / "checkpoint")
     monkeypatch.setattr(precision_curve, "UNIFORM_BITS", (2, 4))
     monkeypatch.setattr(calibrated, "MOST_WINDOWS", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -69,11 +62,6 @@ def test_one_layer_of_the_sample(lesonnx: Call, quick_path: Path, monkeypatch: p
     mixed = points[MIXED, "0.75"]
     assert mixed["share"] <= 0.75
     assert 0 < mixed["kl"] < mixed["line_kl"]
-
-
-def is_later(key: str) -> bool:
-    """Whether a tensor belongs to a layer behind the first."""
-    return ".layers." in key and ".layers.0." not in key
 
 
 @pytest.mark.parametrize(
