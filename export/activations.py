@@ -37,7 +37,7 @@ from lesonnx_export.statistics import StatisticsDirectory
 WINDOW_TOKENS = 512
 # Windows of random tokens beside the text's, as a share of them: they keep experts fit for what the text is not about,
 # which gains more on other texts than three times as much of the same text (docs/quantization.md).
-RANDOM_SHARE = 0.25
+RANDOM_SHARE = 1.0
 # Windows that run along with noise from each layer on: with L layers they cost about L / 2 passes each.
 NOISY_WINDOWS = 2
 # The noise's squared size, as a share of that of what it is added to: between what 2 and 4 bits cost.
@@ -230,7 +230,7 @@ def run_calibration(
 ) -> StatisticsDirectory:
     """Run the checkpoint in float32 over token ids and write its layers' statistics into a directory.
 
-    Windows of 512 tokens, each from an empty context, and a quarter as many of random tokens, all of them through a
+    Windows of 512 tokens, each from an empty context, and as many of random tokens, all of them through a
     layer before the next one; the statistics are of both. A directory in which a run has finished is taken as it is.
     ``progress`` is called with what is done and a count of layers since the last call, ``calibration_steps(plan)`` in
     all. InputError for too short a text; CheckpointError where the model's values are not finite.

@@ -45,8 +45,8 @@ def statistics(tmp_path_factory: pytest.TempPathFactory) -> StatisticsDirectory:
 
 
 def test_every_token_is_kept_with_its_experts(statistics: StatisticsDirectory) -> None:
-    # 512 and 188 tokens, and a window of random ones.
-    num_tokens = len(IDS) + 512
+    # 512 and 188 tokens, and two windows of random ones.
+    num_tokens = len(IDS) + 1024
     for layer_idx in range(6):
         layer = statistics.layer(layer_idx)
         assert layer.num_tokens == num_tokens
