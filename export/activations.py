@@ -7,6 +7,7 @@ on, copies of a few windows run along with noise added to it, and the head says 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from lesonnx_export.sources import read_expert
 from lesonnx_export.statistics import StatisticsDirectory
 
 WINDOW_TOKENS = 512
+# Windows of random tokens beside the text's, as a share of them: they keep experts fit for what the text is not about,
+# which gains more on other texts than three times as much of the same text (docs/quantization.md).
+RANDOM_SHARE = 0.25
 # Windows that run along with noise from each layer on: with L layers they cost about L / 2 passes each.
 NOISY_WINDOWS = 2
 # The noise's squared size, as a share of that of what it is added to: between what 2 and 4 bits cost.
@@ -119,7 +123,9 @@ class FloatRun:
                 for window, start in zip(windows, rows.starts, strict=True):
                     self._carry(part, window, {"moe_input": rows.inputs[start : start + len(window.ids)]})
         if not np.isfinite(rows.inputs).all():
-            raise CheckpointError(f"layer {layer.layer_idx}: what its experts read of the calibration text is not finite")
+            raise CheckpointError(
+                f"layer {layer.layer_idx}: what its experts read of the calibration text is not finite"
+            )
         return rows
 
     def _carry(self, part: _OpenPart, window: Window, outputs: dict[str, NDArray[Any]], is_first: bool = False) -> None:
@@ -221,10 +227,10 @@ def run_calibration(
 ) -> StatisticsDirectory:
     """Run the checkpoint in float32 over token ids and write its layers' statistics into a directory.
 
-    Windows of 512 tokens, each from an empty context, all of them through a layer before the next one. A directory in
-    which a run has finished is taken as it is. ``progress`` is called with what is done and a count of layers since the
-    last call, ``calibration_steps(plan)`` in all. InputError for too short a text; CheckpointError where the model's
-    values are not finite.
+    Windows of 512 tokens, each from an empty context, and a quarter as many of random tokens, all of them through a layer
+    before the next one; the statistics are of both. A directory in which a run has finished is taken as it is.
+    ``progress`` is called with what is done and a count of layers since the last call, ``calibration_steps(plan)`` in
+    all. InputError for too short a text; CheckpointError where the model's values are not finite.
     """
     statistics = StatisticsDirectory(directory)
     if statistics.is_complete:
@@ -234,11 +240,15 @@ def run_calibration(
     cut = [ids[start : start + length] for start in range(0, len(ids), length)]
     if not cut or len(ids) < 2:
         raise InputError(f"the calibration text has {len(ids)} tokens, at least 2 are needed")
+    if not all(0 <= token < plan.architecture.vocab_size for token in ids):
+        raise InputError(f"the calibration text has token ids outside 0..{plan.architecture.vocab_size - 1}")
     directory.mkdir(parents=True, exist_ok=True)
     run = FloatRun(plan, directory)
-    windows = run.begin(cut)
-    num_clean, num_tokens = len(windows), len(ids)
-    noisy = [place * num_clean // min(NOISY_WINDOWS, num_clean) for place in range(min(NOISY_WINDOWS, num_clean))]
+    random = _random_windows(len(cut), min(length, len(ids)), plan.architecture.vocab_size)
+    windows = run.begin([*cut, *random])
+    num_tokens = sum(len(window.ids) for window in windows)
+    num_noisy = min(NOISY_WINDOWS, len(cut))
+    noisy = [place * len(cut) // num_noisy for place in range(num_noisy)]
     noise_sizes: dict[int, float] = {}
     facts: dict[str, dict[str, float]] = {}
     for place, layer in enumerate(plan.layers):
@@ -265,6 +275,13 @@ def run_calibration(
     statistics.finish({"num_experts": plan.architecture.num_experts, "num_tokens": num_tokens, "layers": facts})
     progress("calibration", 1)
     return statistics
+
+
+def _random_windows(num_windows: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Windows of random tokens for a text of that many windows; always the same."""
+    count = math.ceil(num_windows * RANDOM_SHARE)
+    ids: list[list[int]] = np.random.default_rng(0).integers(vocab_size, size=(count, length)).tolist()
+    return ids
 
 
 def calibration_steps(plan: ExportPlan) -> int:

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from lesonnx.errors import InputError
 
+# Rows of the whole layer that an expert is rounded for beside its own, and what one of them weighs against its own.
+BORROWED_ROWS = 256
+BORROWED_WEIGHT = 0.5
 Float32 = NDArray[np.float32]
 SUMMARY_NAME = "calibration.json"
 FORMAT_VERSION = 1
@@ -69,10 +72,18 @@ class LayerStatistics:
         tokens, slots = np.nonzero(self.topk_ids == expert_idx)
         return ExpertRows(self._inputs(tokens), self.topk_weights[tokens, slots])
 
-    def sample(self, num_rows: int) -> Float32:
-        """Rows [at most num_rows, H] spread evenly over the text, whoever read them."""
-        count = min(num_rows, self.num_tokens)
-        return self._inputs(np.arange(count) * self.num_tokens // max(count, 1))
+    def rows_with_others(self, expert_idx: int | None) -> ExpertRows:
+        """The rows of an expert, and some that others read: spread over the text, each counts a quarter of its own.
+
+        An expert that the text used little, or never, is then rounded for what its layer reads.
+        """
+        own = self.rows(expert_idx)
+        count = min(BORROWED_ROWS, self.num_tokens)
+        others = self._inputs(np.arange(count) * self.num_tokens // count)
+        own_square = float(np.mean(np.square(own.weights, dtype=np.float64))) if len(own.weights) else 0.0
+        weight = np.sqrt(own_square or 1.0) * BORROWED_WEIGHT
+        weights = np.concatenate([own.weights, np.full(count, weight, np.float32)])
+        return ExpertRows(np.concatenate([own.inputs, others]), weights)
 
     def _inputs(self, which: Any) -> Float32:
         chosen: Float32 = self.inputs[which].astype(np.float32)
