@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from checkpoints import SAMPLE, fixture, read_tensors, write_checkpoint
+from checkpoints import SAMPLE, fixture, read_config, read_tensors, write_checkpoint
 from conftest import BundleFactory, Outcome
 from numpy.typing import NDArray
 from plain_dspark import DRAFTER, read_drafter
@@ -75,13 +75,14 @@ def test_inspect_names_it(lesonnx: Callable[..., Outcome], float_bundle: Path) -
 def test_a_drafter_may_hold_copies_of_embedding_and_head(
     bundle_of: BundleFactory, tmp_path: Path, float_bundle: Path
 ) -> None:
-    """They are compared and not stored: the bundle is the same."""
+    """They are compared and not stored: the bundle is the same. A rotary table is left out, by name."""
     config, tensors = read_drafter()
     embedding = read_tensors("sample")["model.embed_tokens.weight"]
-    copies = {"embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    copies = {"embed_tokens.weight": embedding, "lm_head.weight": embedding, "rotary_emb.inv_freq": embedding[0]}
     whole = Bundle(bundle_of("sample", drafter=write_checkpoint(tmp_path / "whole", config, tensors | copies)))
     assert whole.file("dense/dense.bin").read_bytes() == Bundle(float_bundle).file("dense/dense.bin").read_bytes()
-    assert whole.manifest == Bundle(float_bundle).manifest
+    assert whole.manifest.skipped_tensors == {"drafter.rotary_emb.inv_freq": "rotary table, computed in the graph"}
+    assert whole.manifest.model_copy(update={"skipped_tensors": {}}) == Bundle(float_bundle).manifest
 
 
 def test_an_export_broken_off_in_the_drafter_goes_on(tmp_path: Path, float_bundle: Path) -> None:
@@ -131,6 +132,14 @@ def changed(**values: Any) -> Callable[[Config], Config]:
     return lambda config: config | values
 
 
+def as_target(name: str) -> Callable[[Config], Config]:
+    """The sizes of a fixture, so that they are not what is wrong."""
+    config = read_config(name)
+    layers = config["num_hidden_layers"]
+    sizes = {key: config[key] for key in ("vocab_size", "hidden_size")}
+    return changed(**sizes, num_target_layers=layers, target_layer_ids=list(range(layers)))
+
+
 def without(name: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {key: value for key, value in tensors.items() if key != name}
 
@@ -170,8 +179,11 @@ BAD = {
     "no drafter at all": BadDrafter(("fc.weight",), tensors=lambda tensors: {"x": np.zeros(3, np.float32)}),
     "a target that scales its embedding": BadDrafter(
         ("embedding and head", "granitemoe"),
-        changed(vocab_size=320, hidden_size=64, num_target_layers=3, target_layer_ids=[0, 1, 2]),
+        as_target("granitemoe"),
         target="granitemoe",
+    ),
+    "a target that shifts its logits": BadDrafter(
+        ("embedding and head", "phimoe"), as_target("phimoe"), target="phimoe"
     ),
 }
 
