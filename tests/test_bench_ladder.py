@@ -90,9 +90,11 @@ def mixed_sample(bundle_of: BundleFactory) -> Path:
 def test_every_technique_generates_the_same(
     bundle_of: BundleFactory, sample_bundle: Path, tmp_path: Path, no_processes: None
 ) -> None:
+    # Those that draft have a test of their own: their logits come from passes of several rows.
+    techniques = [technique for technique in BY_NAME.values() if technique.draft is None]
     mixed = mixed_sample(bundle_of)
-    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), list(BY_NAME.values()), tmp_path, mixed=mixed)
-    assert [row["name"] for row in found.rows] == [*BY_NAME, "serial"]
+    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), techniques, tmp_path, mixed=mixed)
+    assert [row["name"] for row in found.rows] == [*(technique.name for technique in techniques), "serial"]
     assert found.rows[-1]["technique"].startswith(AGAIN)
     # One digest an engine; run_ladder itself refuses others.
     assert len({(row["engine"], row["digest"]) for row in found.rows if not row["is_mixed"]}) == 2
