@@ -1,8 +1,8 @@
-"""The float run over calibration text that `statistics` keeps: layer by layer, each of the checkpoint's layers read once.
+"""The float run over calibration text that `statistics` keeps: layer by layer, each of a checkpoint's layers read once.
 
 Every window is one step from an empty context, so no state outlives its part. What flows from part to part is the
-residual and the weighted sum of the experts. How much an error in that sum costs is measured on the way: from each layer
-on, copies of a few windows run along with noise added to it, and the head says what the noise did.
+residual and the weighted sum of the experts. How much an error in that sum costs is measured on the way: from each
+layer on, copies of a few windows run along with noise added to it, and the head says what the noise did.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lesonnx.manifest import Part, State
 from lesonnx_export.blocks import PAST_LENGTH, POSITION_IDS, TOTAL_LENGTH, Precision
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.compare import kl_divergence
-from lesonnx_export.compensate import apply_expert
 from lesonnx_export.expert import ExpertTensors
+from lesonnx_export.feedforward import apply_expert
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan
 from lesonnx_export.plan import ExportPlan
@@ -44,7 +44,10 @@ NOISY_WINDOWS = 2
 NOISE_SHARE = 0.05
 # Rows of a window on which the head judges the noise.
 JUDGED_ROWS = 128
+# Recurrences by operators that every ONNX Runtime has: this runs once.
+FLOAT = Precision(32, 128, operators="portable")
 Float32 = NDArray[np.float32]
+Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[str, int], None]
 ReadExpert = Callable[[LayerPlan, int | None], ExpertTensors]
 
@@ -111,7 +114,7 @@ class FloatRun:
             for window in windows:
                 which = slice(start, start + len(window.ids))
                 rows.starts.append(start)
-                outputs = {"topk_ids": rows.topk_ids[which], "topk_weights_out": rows.topk_weights[which]}
+                outputs: Arrays = {"topk_ids": rows.topk_ids[which], "topk_weights_out": rows.topk_weights[which]}
                 if rows.shared_weights is not None:
                     outputs["shared_weights_out"] = rows.shared_weights[which]
                 if not has_mixer:
@@ -128,12 +131,12 @@ class FloatRun:
             )
         return rows
 
-    def _carry(self, part: _OpenPart, window: Window, outputs: dict[str, NDArray[Any]], is_first: bool = False) -> None:
+    def _carry(self, part: _OpenPart, window: Window, outputs: Arrays, is_first: bool = False) -> None:
         residual = np.empty((1, len(window.ids), self.architecture.residual_size), np.float32)
         part.run(self._inputs(part, window, is_first), outputs | {"residual_out": residual})
         window.residual = residual
 
-    def _inputs(self, part: _OpenPart, window: Window, is_first: bool = False) -> dict[str, NDArray[Any]]:
+    def _inputs(self, part: _OpenPart, window: Window, is_first: bool = False) -> Arrays:
         """What a part takes: the sum of the experts comes as the first one's output, of weight one."""
         num_rows, slots = len(window.ids), self.architecture.num_experts_per_tok
         expert_out = np.zeros((num_rows, slots, self.architecture.hidden_size), np.float32)
@@ -185,7 +188,7 @@ class FloatRun:
             path = Path(directory) / "part.onnx"
             store = DenseStore(Path(directory) / DenseStore.location)
             try:
-                built = PartBuilder(self.architecture, self._weights, store, Precision(32, 128)).build(name)
+                built = PartBuilder(self.architecture, self._weights, store, FLOAT).build(name)
             finally:
                 store.close()
             path.write_bytes(built.model.SerializeToString())
@@ -202,7 +205,7 @@ class _OpenPart:
     states: list[State]
     session: onnxruntime.InferenceSession
 
-    def run(self, given: Mapping[str, NDArray[Any]], outputs: dict[str, NDArray[Any]]) -> None:
+    def run(self, given: Mapping[str, NDArray[Any]], outputs: Arrays) -> None:
         """Run on the inputs that the part takes of those given; states are zeros and go."""
         num_rows = next(iter(given.values())).shape[1]
         known = dict(given)
@@ -227,8 +230,8 @@ def run_calibration(
 ) -> StatisticsDirectory:
     """Run the checkpoint in float32 over token ids and write its layers' statistics into a directory.
 
-    Windows of 512 tokens, each from an empty context, and a quarter as many of random tokens, all of them through a layer
-    before the next one; the statistics are of both. A directory in which a run has finished is taken as it is.
+    Windows of 512 tokens, each from an empty context, and a quarter as many of random tokens, all of them through a
+    layer before the next one; the statistics are of both. A directory in which a run has finished is taken as it is.
     ``progress`` is called with what is done and a count of layers since the last call, ``calibration_steps(plan)`` in
     all. InputError for too short a text; CheckpointError where the model's values are not finite.
     """

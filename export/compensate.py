@@ -1,12 +1,11 @@
 """Quantizing an expert for what it does on calibration text, and what that costs. It knows one expert at a time.
 
-Gate and up are rounded for the rows that the expert read. Down then is not the checkpoint's: it is the matrix that comes
-nearest to the float output from what the rounded gate and up give it, and that one is rounded for those values.
+Gate and up are rounded for the rows that the expert read. Down then is not the checkpoint's: it is the matrix that
+comes nearest to the float output from what the rounded gate and up give it, and that one is rounded for those values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import ExpertKind
 from lesonnx_export.expert import ExpertTensors
+from lesonnx_export.feedforward import apply_expert, hidden
 from lesonnx_export.gptq import round_matrices
 from lesonnx_export.quantize import QuantizedMatrix, dequantize, quantize
-from lesonnx_export.statistics import ExpertRows, LayerStatistics
+from lesonnx_export.statistics import LayerStatistics
 
 Float32 = NDArray[np.float32]
 # How much the checkpoint's own down projection counts beside the least-squares one, in units of the mean moment.
@@ -74,7 +74,7 @@ def quantize_expert(
             )
             if biases:
                 shift = (tensors[matrix_name] - dequantize(found[matrix_name], kind.hidden_size)) @ inputs.mean
-                biases[f"{matrix_name}.bias"] = biases[f"{matrix_name}.bias"] + shift
+                biases[f"{matrix_name}.bias"] += shift
     if kind.down_proj.bits != 32:
         exact = hidden(kind, tensors, rows.inputs)
         given = hidden(kind, {**tensors, **QuantizedExpert(found, biases).tensors(kind)}, rows.inputs)
@@ -83,7 +83,7 @@ def quantize_expert(
         found["down_proj"] = _round(kind, "down_proj", _corrected(down, seen, wanted), seen, f"{name}.down_proj")
         if biases:
             rest = down @ wanted.mean - dequantize(found["down_proj"], kind.intermediate_size) @ seen.mean
-            biases["down_proj.bias"] = biases["down_proj.bias"] + rest
+            biases["down_proj.bias"] += rest
     return QuantizedExpert(found, biases)
 
 
@@ -92,8 +92,9 @@ class _Seen:
 
     def __init__(self, values: Float32, weights: Float32, centred: bool) -> None:
         squares = weights * weights
-        self.mean: Float32 = squares @ values / max(float(squares.sum()), 1e-30)
-        self.weighted: Float32 = (values - self.mean if centred else values) * weights[:, None]
+        self.mean: Float32 = squares @ values * np.float32(1 / max(float(squares.sum()), 1e-30))
+        centre = self.mean if centred else np.float32(0)
+        self.weighted: Float32 = (values - centre) * weights[:, None]
         self.moments: Float32 = self.weighted.T @ self.weighted
 
 
@@ -126,8 +127,8 @@ def _corrected(down: Float32, seen: _Seen, wanted: _Seen) -> Float32:
 
 
 def _biases(tensors: ExpertTensors) -> dict[str, Float32]:
-    """An expert's biases, where it has any."""
-    return {name: values for name, values in tensors.items() if name.endswith(".bias")}
+    """Copies of an expert's biases, where it has any."""
+    return {name: values.copy() for name, values in tensors.items() if name.endswith(".bias")}
 
 
 def expected_loss(
@@ -147,39 +148,3 @@ def expected_loss(
     return float(
         statistics.sensitivity * (squares * rows.weights.astype(np.float64) ** 2).sum() / statistics.num_tokens
     )
-
-
-def apply_expert(kind: ExpertKind, tensors: Mapping[str, Float32], inputs: Float32) -> Float32:
-    """An expert's output [n,H] on inputs [n,H], in float32."""
-    return linear(tensors, "down_proj", hidden(kind, tensors, inputs))
-
-
-def hidden(kind: ExpertKind, tensors: Mapping[str, Float32], inputs: Float32) -> Float32:
-    """What the down projection reads: [n, intermediate_size]. See `ExpertKind` for the activations."""
-    gate, up = (linear(tensors, name, inputs) for name in ("gate_proj", "up_proj"))
-    if kind.activation == "swiglu":
-        return gate * sigmoid(gate) * up
-    if kind.activation == "geglu":
-        inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate * gate * gate)
-        return np.float32(0.5) * gate * (np.float32(1) + np.tanh(inner)) * up
-    if kind.activation == "reglu":
-        return np.maximum(gate, np.float32(0)) * up
-    limit = np.float32(kind.limit)
-    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return (up + np.float32(1)) * gate * sigmoid(np.float32(kind.alpha) * gate)
-
-
-def sigmoid(x: Float32) -> Float32:
-    """The logistic function, without overflow: it is a shifted hyperbolic tangent."""
-    half = np.float32(0.5)
-    shifted: Float32 = half * np.tanh(half * x) + half
-    return shifted
-
-
-def linear(tensors: Mapping[str, Float32], name: str, x: Float32) -> Float32:
-    """``x W^T``, and the bias where there is one."""
-    product: Float32 = x @ tensors[name].T
-    bias = tensors.get(f"{name}.bias")
-    if bias is not None:
-        product += bias
-    return product

@@ -1,7 +1,7 @@
 """What a float run over calibration text keeps of a MoE layer: the rows its experts read, and who read them.
 
-The rows themselves, not their moments: a layer's rows take less than the moments of all its experts would, and from them
-follow the moments of both halves of an expert and its true output. It knows files and arrays, no model.
+The rows themselves, not their moments: a layer's rows take less than the moments of all its experts would, and from
+them follow the moments of both halves of an expert and its true output. It knows files and arrays, no model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST_STORED = 2.0**15
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """The calibration rows that one expert read: ``inputs`` [n,H] and the weight [n] its output got in the layer's sum."""
+    """The calibration rows that an expert read: ``inputs`` [n,H] and the weight [n] its output got in the sum."""
 
     inputs: Float32
     weights: Float32
@@ -40,9 +40,9 @@ class LayerStatistics:
     """One MoE layer in a float run over ``num_tokens`` tokens of calibration text. Immutable: any thread may read it.
 
     ``inputs`` float16 [n,H] times ``input_scale`` is what the experts read; ``topk_ids`` int32 [n,k] and
-    ``topk_weights`` float32 [n,k] are the router's choice; ``shared_weights`` float32 [n] weighs the shared expert where
-    there is one. ``sensitivity``: the expected rise of the model's KL per token (nats) for a mean squared error of 1 (of
-    a token, summed over its H values) in this layer's combined expert output.
+    ``topk_weights`` float32 [n,k] are the router's choice; ``shared_weights`` float32 [n] weighs the shared expert
+    where there is one. ``sensitivity``: the expected rise of the model's KL per token (nats) for a mean squared error
+    of 1 (of a token, summed over its H values) in this layer's combined expert output.
     """
 
     layer_idx: int
@@ -94,7 +94,7 @@ class LayerStatistics:
 def to_stored(inputs: Float32) -> tuple[NDArray[np.float16], float]:
     """Rows as float16 and the power of two that they are to be multiplied by."""
     largest = float(np.abs(inputs).max(initial=0.0))
-    scale = 2.0 ** max(-60, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
+    scale = 2.0 ** max(-120, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
     return (inputs * np.float32(1 / scale)).astype(np.float16), scale
 
 
@@ -133,7 +133,10 @@ class StatisticsDirectory:
         return scale
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """State that all is written: ``summary`` holds ``num_experts`` and, by layer, ``input_scale``, ``sensitivity``."""
+        """State that all is written.
+
+        ``summary`` holds ``num_experts``, ``num_tokens`` and by layer ``input_scale`` and ``sensitivity``.
+        """
         temporary = self.directory / f"{SUMMARY_NAME}.partial"
         temporary.write_text(json.dumps({"version": FORMAT_VERSION, **summary}, indent=1), encoding="utf-8")
         temporary.replace(self.directory / SUMMARY_NAME)
