@@ -75,9 +75,6 @@ class LayerReader(Protocol):
     def bytes_at(self, num_tokens: int) -> int:
         """What it keeps for a sequence of that many tokens."""
 
-    def warm_up(self) -> None:
-        """Run its parts once, so that what they map is counted as this process's."""
-
 
 @dataclass(frozen=True)
 class _MemoryBound:
@@ -296,8 +293,6 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
-        if self._layer_reader:
-            self._layer_reader.warm_up()
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""

@@ -304,9 +304,6 @@ class Recorder:
     def bytes_at(self, num_tokens: int) -> int:
         return 0
 
-    def warm_up(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gemma4_text", "smallthinker", "qwen3_next", "deepseek_v3"])
 def test_the_runner_gives_what_layers_give(bundle_of: BundleFactory, name: str) -> None:
