@@ -134,8 +134,9 @@ def extra_bytes(plan: ExportPlan, options: ExportOptions) -> int:
     if options.resolved_calibration is None:
         return 0
     architecture, share = plan.architecture, options.experts_target_size or 0.0
+    num_tokens = int((1 + RANDOM_SHARE) * MOST_WINDOWS) * WINDOW_TOKENS
     row_bytes = 2 * architecture.hidden_size + 8 * architecture.num_experts_per_tok + 4
-    statistics = 0 if options.calibration_directory else len(plan.layers) * MOST_WINDOWS * WINDOW_TOKENS * row_bytes
+    statistics = 0 if options.calibration_directory else len(plan.layers) * num_tokens * row_bytes
     return statistics + max(0, int(share * plan.expert_bytes) - plan.expert_bytes)
 
 

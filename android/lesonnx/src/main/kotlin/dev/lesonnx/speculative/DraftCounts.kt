@@ -7,7 +7,7 @@ package dev.lesonnx.speculative
  * @property judged at j: those of which all slots before j were right, so that `accepted[j] / judged[j]` is the acceptance at j
  * @property accepted at j: those whose slot j was right
  * @property passes steps that verified drafts
- * @property draftMs what drafting took
+ * @property draftMs what a drafter took that is not free
  */
 data class DraftCounts(
     val drafted: List<Int> = List(MAX_DRAFT_TOKENS) { 0 },

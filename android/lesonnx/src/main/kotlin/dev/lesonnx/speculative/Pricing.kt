@@ -15,6 +15,9 @@ internal open class Pricing {
     val acceptance = Acceptance()
     val times = PassTimes()
     private var meanDraftUs = 0L
+
+    // What turns with a draft that cost lost on the mean; below 0: gained.
+    private var trendUs = 0L
     private var debtUs = 0L
     private var sincePlain = 0
     private var sinceDraft = 0
@@ -32,7 +35,11 @@ internal open class Pricing {
     open fun ask(most: Int, isFree: Boolean, newBytes: LongArray): Int {
         isProbe = false
         if (isFree || most < 1) return most
-        return longest(Offer(most, null, newBytes, expectedDraftUs(), inOrder = false))
+        // Where it should pay by what slots are worth on the whole and has not, drafts are paid for, then not verified.
+        if (trendUs > 0 && sinceDraft < interval) return 0
+        val length = longest(Offer(most, null, newBytes, expectedDraftUs(), inOrder = false))
+        isProbe = isProbe || (length > 0 && trendUs > 0)
+        return length
     }
 
     /**
@@ -55,7 +62,6 @@ internal open class Pricing {
         // It was tried since what is known of it may be wrong.
         if (isProbe) times.forget(rows)
         times.took(rows, passUs, stallUs, readBytes, newBytes)
-        if (draftUs != null) meanDraftUs += if (meanDraftUs != 0L) (draftUs - meanDraftUs) shr DRAFT_FADE_SHIFT else draftUs
         sincePlain = if (rows == 1) 0 else sincePlain + 1
         if (debtUs > 0) debtUs = maxOf(0, debtUs - (passUs shr ALLOWANCE_SHIFT))
         if (rows == 1 && draftUs == null) {
@@ -64,8 +70,21 @@ internal open class Pricing {
         }
         sinceDraft = 0
         val lostUs = chargedUs + (draftUs ?: 0) - newTokens * plainUs
+        settle(lostUs, plainUs)
+        if (draftUs != null) drafted(draftUs, lostUs, plainUs)
+    }
+
+    /** A pass with drafts lost so much against plain ones, or gained. */
+    private fun settle(lostUs: Long, plainUs: Long) {
         debtUs = maxOf(debtUs + lostUs, -CREDIT_PASSES * plainUs)
         if (lostUs <= 0) interval = FIRST_INTERVAL else if (isProbe) interval = minOf(2 * interval, LAST_INTERVAL)
+    }
+
+    /** A drafter that costs took so long, and the turn lost so much. */
+    private fun drafted(draftUs: Long, lostUs: Long, plainUs: Long) {
+        val beforeUs = if (trendUs != 0L) trendUs else -TREND_PASSES * plainUs
+        trendUs = if (isProbe) lostUs else beforeUs + ((lostUs - beforeUs) shr DRAFT_FADE_SHIFT)
+        meanDraftUs += if (meanDraftUs != 0L) (draftUs - meanDraftUs) shr DRAFT_FADE_SHIFT else draftUs
     }
 
     /** What became of a draft's first [drafted] tokens: verified, or held against what came without them. */
@@ -141,5 +160,8 @@ internal open class Pricing {
         /** As long as no draft was measured, one is taken to cost an eighth of a plain pass. */
         const val UNKNOWN_DRAFT_SHIFT = 3
         const val DRAFT_FADE_SHIFT = 3
+
+        /** Plain passes that a drafter that costs is taken to gain each time, before it is known. */
+        const val TREND_PASSES = 2L
     }
 }

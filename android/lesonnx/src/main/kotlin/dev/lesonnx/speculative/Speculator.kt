@@ -60,9 +60,11 @@ internal class Speculator(private val runner: Runner, private val drafter: Draft
         if (asked > 0) {
             val began = System.nanoTime()
             draft = drafter.propose(sequence, asked, sampler)
-            val tookNs = System.nanoTime() - began
-            counts = counts.copy(draftMs = counts.draftMs + tookNs / NS_PER_MS)
-            draftUs = (tookNs / NS_PER_US).takeIf { !drafter.isFree }
+            if (!drafter.isFree) {
+                val tookNs = System.nanoTime() - began
+                counts = counts.copy(draftMs = counts.draftMs + tookNs / NS_PER_MS)
+                draftUs = tookNs / NS_PER_US
+            }
         }
         if (draft.tokenIds.isEmpty() || !pricing.mayDraft) return Plan(draft, 0, NO_BYTES, draftUs)
         val length = choose(draft, NO_BYTES)
