@@ -29,7 +29,10 @@ ANCHOR = "fc.weight"
 LARGEST_BLOCK = 1 << 8
 # Of the confidence head and of training; the rest says what a Qwen3 model is.
 SETTINGS = ("num_anchors", "tie_word_embeddings", "max_position_embeddings", "sliding_window")
-SKIPPED = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+# Tensors that it may hold and that are left out, by their names among the target's: pattern -> the reason.
+SKIPPED = {
+    re.escape(PREFIX) + r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq": "rotary table, computed in the graph"
+}
 
 
 class DSpark:
@@ -168,14 +171,12 @@ class DSpark:
                 raise CheckpointError(f"{self.directory}: tensor {name!r} is missing")
         copies = {name for name in (EMBEDDING, HEAD) if name in checkpoint}
         for name, info in sorted(checkpoint.tensors.items()):
-            if name not in shapes and name not in copies and not SKIPPED.fullmatch(name):
+            if name not in shapes and name not in copies and not _is_skipped(name):
                 raise CheckpointError(
                     f"{info.file}: tensor {info.key!r} {list(info.shape)} is not part of a {ARCHITECTURE} as its"
                     " config.json states it; refusing to leave it out silently"
                 )
-        weights.checkpoint.tensors |= {
-            PREFIX + name: info for name, info in checkpoint.tensors.items() if not SKIPPED.fullmatch(name)
-        }
+        weights.checkpoint.tensors |= {PREFIX + name: info for name, info in checkpoint.tensors.items()}
         try:
             for name, shape in shapes.items():
                 weights.expect(PREFIX + name, shape)
@@ -315,3 +316,7 @@ class DSpark:
         logit = step.router_linear(seen, f"{name}.weight", 1, self._confidence_size, f"{name}.bias")
         shaped = graph.op("Reshape", graph.op("Sigmoid", logit), graph.constant([1], "int64"))
         graph.output(shaped, "confidence", "float32", [1])
+
+
+def _is_skipped(name: str) -> bool:
+    return any(re.fullmatch(pattern, PREFIX + name) for pattern in SKIPPED)

@@ -22,7 +22,7 @@ from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.blocks import DenseBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
-from lesonnx_export.drafter import PREFIX, DSpark
+from lesonnx_export.drafter import PREFIX, SKIPPED, DSpark
 from lesonnx_export.expert import make_kind
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan, read_expert
@@ -190,13 +190,14 @@ def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[Ex
 def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:
     """Tensors that are left out, with the reason; CheckpointError names any that nobody accounts for."""
     skipped = {}
+    patterns = architecture.skipped | SKIPPED
     for name in sorted(set(weights.checkpoint.tensors) - weights.used):
-        reason = next((why for pattern, why in architecture.skipped.items() if re.fullmatch(pattern, name)), None)
+        reason = next((why for pattern, why in patterns.items() if re.fullmatch(pattern, name)), None)
         if reason is None:
             info = weights.checkpoint.info(name)
             raise CheckpointError(
                 f"{info.file.name}: tensor {info.key!r} {list(info.shape)} is not part of a"
                 f" {architecture.model_type} model; refusing to leave it out silently"
             )
-        skipped[weights.checkpoint.info(name).key] = reason
+        skipped[name if name.startswith(PREFIX) else weights.checkpoint.info(name).key] = reason
     return skipped

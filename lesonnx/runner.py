@@ -75,9 +75,6 @@ class LayerReader(Protocol):
     def bytes_at(self, num_tokens: int) -> int:
         """What it keeps for a sequence of that many tokens."""
 
-    def warm_up(self) -> None:
-        """Run its parts once, so that what they map is counted as this process's."""
-
 
 @dataclass(frozen=True)
 class _MemoryBound:
@@ -127,13 +124,9 @@ class _StepBuffers:
         self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
         self.logit_rows = ort.empty_aligned((1,), np.int64)
         self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
-        # What drafters read: each layer's, and side by side. -1 is the embedding's, which lasts as long as a step.
-        self.layer_outputs = {
-            layer_output_name(idx): ort.empty_aligned((1, num_rows, hidden), np.float32)
-            for idx in layer_idxs
-            if idx != EMBEDDING_IDX
-        }
-        self.layer_rows = ort.empty_aligned((num_rows, len(layer_idxs), hidden), np.float32)
+        # What drafters read, layer by layer; of one row that is side by side already.
+        self.layer_idxs = layer_idxs
+        self.layer_outputs = ort.empty_aligned((len(layer_idxs), num_rows, hidden), np.float32)
         # Of a step with drafts, every row's: made when there is one.
         self.draft_logits = np.empty((0, model.vocab_size), np.float32)
         # By part and side of the states, the head by side and number of logit rows.
@@ -151,18 +144,17 @@ class _StepBuffers:
             _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
             for one in self.streams
         ]
-        narrow.layer_outputs = {name: array[:, :num_rows] for name, array in self.layer_outputs.items()}
-        narrow.layer_rows = self.layer_rows[:num_rows]
+        narrow.layer_outputs = self.layer_outputs[:, :num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
         narrow.bindings, narrow.heads = {}, {}
         return narrow
 
-    def gather(self, layer_idxs: Sequence[int]) -> NDArray[np.float32]:
-        """The step's layer outputs side by side: [T, n*H]."""
-        for place, idx in enumerate(layer_idxs):
-            source = self.hidden if idx == EMBEDDING_IDX else self.layer_outputs[layer_output_name(idx)]
-            self.layer_rows[:, place] = source[0]
-        return self.layer_rows.reshape(len(self.layer_rows), -1)
+    def layer_rows(self) -> NDArray[np.float32]:
+        """What drafters read of the step, each token's layers side by side: [T, n*H]."""
+        if EMBEDDING_IDX in self.layer_idxs:
+            self.layer_outputs[self.layer_idxs.index(EMBEDDING_IDX)] = self.hidden[0]
+        num_rows = self.layer_outputs.shape[1]
+        return self.layer_outputs.transpose(1, 0, 2).reshape(num_rows, -1)
 
     @staticmethod
     def bytes_for(bundle: Bundle, num_rows: int, num_layers_read: int = 0) -> int:
@@ -301,8 +293,6 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
-        if self._layer_reader:
-            self._layer_reader.warm_up()
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
@@ -381,7 +371,7 @@ class Runner:
         self._step_rows = num_rows
         self.token_ids += token_ids
         if self._layer_reader:
-            self._layer_reader.observe(position, buffers.gather(self._layer_idxs))
+            self._layer_reader.observe(position, buffers.layer_rows())
         return logits
 
     def _reserve(self, total: int) -> None:
@@ -545,7 +535,8 @@ class Runner:
     def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
         """The layer outputs of a part that a drafter reads."""
         given = {value.name for value in part.outputs}
-        return {name: array for name, array in buffers.layer_outputs.items() if name in given}
+        names = map(layer_output_name, buffers.layer_idxs)
+        return {name: array[None] for name, array in zip(names, buffers.layer_outputs, strict=True) if name in given}
 
     def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""

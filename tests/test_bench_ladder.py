@@ -81,8 +81,10 @@ def trace_for(bundle: Path, path: Path, steps: int = 4) -> Path:
 
 @needs_kernel
 def test_every_technique_generates_the_same(sample_bundle: Path, tmp_path: Path, no_processes: None) -> None:
-    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), list(BY_NAME.values()), tmp_path)
-    assert [row["name"] for row in found.rows] == [*BY_NAME, "serial"]
+    # Those that draft have a test of their own: their logits come from passes of several rows.
+    techniques = [technique for technique in BY_NAME.values() if technique.draft is None]
+    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), techniques, tmp_path)
+    assert [row["name"] for row in found.rows] == [*(technique.name for technique in techniques), "serial"]
     assert found.rows[-1]["technique"].startswith(AGAIN)
     # One digest an engine; run_ladder itself refuses others.
     assert len({(row["engine"], row["digest"]) for row in found.rows}) == 2

@@ -49,7 +49,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         weight = rng.normal(0, 0.05, (HIDDEN, n)).astype(np.float32)
         yield one_node(f"MatMul float32, {HIDDEN} x {n}", helper.make_node("MatMul", ["x", "w"], ["y"]), {"w": weight})
     for bits in (2, 4, 8):
-        for block, level in ((32, 4), (128, 4), (32, 0)):
+        for block, level in ((32, 4), (64, 4), (128, 4), (32, 0)):
             blob = rng.integers(0, 256, (512, HIDDEN // block, block * bits // 8)).astype(np.uint8)
             scales = rng.uniform(0.001, 0.01, 512 * HIDDEN // block).astype(np.float32)
             node = helper.make_node(

@@ -43,17 +43,18 @@ class Acceptance:
     def __init__(self) -> None:
         self._by_position = [_Counts() for _ in range(MAX_DRAFT_TOKENS)]
         self._by_confidence = [_Counts() for _ in range(NUM_BINS)]
-        # By position, made anew with each judgement; what is not known of a slot is taken from the one before it.
+        # Both as odds, made anew with each judgement. What is not known of a slot is taken from the one before it; a
+        # drafter's word counts half until it is measured, which costs nothing: unverified drafts are judged too.
         self._odds = [FIRST_ODDS] * MAX_DRAFT_TOKENS
+        middle = 1 << CONFIDENCE_SHIFT >> 1
+        self._bin_priors = [((number << CONFIDENCE_SHIFT) + middle) // 2 for number in range(NUM_BINS)]
+        self._bin_odds = list(self._bin_priors)
 
     def odds(self, slot: int, confidence: Sequence[int] | None) -> int:
         """Of `ONE`: by the slot's confidence where the drafter gives one, else by position."""
         if confidence is None:
             return self._odds[slot]
-        number = min(confidence[slot] >> CONFIDENCE_SHIFT, NUM_BINS - 1)
-        # A drafter's word counts half until it is measured, which costs nothing: unverified drafts are judged too.
-        middle = (number << CONFIDENCE_SHIFT) + (1 << CONFIDENCE_SHIFT >> 1)
-        return self._by_confidence[number].odds(middle // 2)
+        return self._bin_odds[min(confidence[slot] >> CONFIDENCE_SHIFT, NUM_BINS - 1)]
 
     def judge(self, drafted: int, accepted: int, confidence: Sequence[int] | None) -> None:
         """Of ``drafted`` tokens the first ``accepted`` were right; behind the first wrong one nothing is known."""
@@ -62,6 +63,7 @@ class Acceptance:
             if confidence is not None:
                 number = min(confidence[slot] >> CONFIDENCE_SHIFT, NUM_BINS - 1)
                 self._by_confidence[number].judge(slot < accepted)
+                self._bin_odds[number] = self._by_confidence[number].odds(self._bin_priors[number])
         before = FIRST_ODDS
         for slot, counts in enumerate(self._by_position):
             self._odds[slot] = before = counts.odds(before)

@@ -21,8 +21,8 @@ from lesonnx.states import GROWTH_TOKENS
 
 Float32 = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
-# Rows of layer outputs are projected when a draft needs them, or when there are so many: one product of many rows costs
-# little more than one of one, so a drafter that is not asked costs next to nothing.
+# Rows of layer outputs are projected when a draft needs them, or when there are so many: few runs of many rows cost
+# less than many of one, and what is kept unprojected stays small.
 PENDING_TOKENS = 64
 
 
@@ -47,8 +47,7 @@ class DSparkDrafter:
         self._sessions = {part.role: ort.open_session(bundle.part_file(part), options) for part in record.parts}
         for part in record.parts:
             ort.check_part(self._sessions[part.role], part, bundle.part_file(part))
-        context = record.part("drafter_context")
-        self._sizes = {value.name: int(value.shape[-1]) for value in context.outputs}
+        self._sizes = record.cache_sizes
         self._caches: dict[str, Float32] = {
             name: np.zeros((1, 0, size), np.float32) for name, size in self._sizes.items()
         }
@@ -58,6 +57,7 @@ class DSparkDrafter:
         self._num_projected = 0
         self._num_pending = 0
         self._block = _Block(self)
+        self._warm_up()
 
     def close(self) -> None:
         """Free sessions and caches."""
@@ -127,13 +127,18 @@ class DSparkDrafter:
         """What caches and pending rows take for a sequence of that many tokens."""
         return self._capacity_for(num_tokens) * sum(self._sizes.values()) * 4 + self._pending.nbytes
 
-    def warm_up(self) -> None:
-        """Run every part once, so that the weights it maps are counted as this process's. Keeps nothing of it."""
-        self.observe(self.num_tokens, np.zeros((1, self._pending.shape[1]), np.float32))
+    def _warm_up(self) -> None:
+        """Run every part once on nothing.
+
+        So the weights that it maps count as this process's before memory is shared out, and the first draft takes no
+        longer than others.
+        """
+        self.observe(0, np.zeros((1, self._pending.shape[1]), np.float32))
         self._flush()
-        self._block.run(0, self.num_tokens, 1)
-        self._block.slot(0, 0)
-        self.rewind(self.num_tokens - 1)
+        self._block.run(0, 1, self.max_tokens)
+        for slot in range(self.max_tokens):
+            self._block.slot(slot, 0)
+        self.rewind(0)
 
     # -- drafting ----------------------------------------------------------------------------------------------------
 

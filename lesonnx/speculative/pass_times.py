@@ -56,6 +56,7 @@ class PassTimes:
         self._passes = 0
         self._stall_us = 0
         self._read_bytes = 0
+        self._mean_stall_us = 0
         # And over passes of several: what they waited longer, and what their further rows were expected to add.
         self._extra_stall_us = 0
         self._extra_bytes = 0
@@ -80,29 +81,27 @@ class PassTimes:
             self._passes += PASS_ONE - (self._passes >> FADE_SHIFT)
             self._stall_us += stall_us - (self._stall_us >> FADE_SHIFT)
             self._read_bytes += read_bytes - (self._read_bytes >> FADE_SHIFT)
+            self._mean_stall_us = self._stall_us * PASS_ONE // max(1, self._passes)
             return
         if not self.is_known:
             return
         ratio = max(RATIO_ONE, compute_us * RATIO_ONE // self._one.median)
         self._ratios.setdefault(rows, _Recent()).add(ratio)
         self._tabulate()
-        self._extra_stall_us += stall_us - self._mean_stall_us() - (self._extra_stall_us >> FADE_SHIFT)
+        self._extra_stall_us += stall_us - self._mean_stall_us - (self._extra_stall_us >> FADE_SHIFT)
         self._extra_bytes += sum(new_bytes[1:rows]) - (self._extra_bytes >> FADE_SHIFT)
 
     def pass_us(self, rows: int, extra_bytes: int = 0) -> int:
         """What a pass of ``rows`` is expected to take if its rows but the first add ``extra_bytes``."""
-        compute_us = self._one.median * self._table[rows] // RATIO_ONE
-        stall_us = max(0, self._stall_us + self._extra_stall_us)
-        stall_us = extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
-        return compute_us + self._mean_stall_us() + stall_us
+        us = self._one.median * self._table[rows] // RATIO_ONE + self._mean_stall_us
+        if extra_bytes:
+            stall_us = max(0, self._stall_us + self._extra_stall_us)
+            us += extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
+        return us
 
     def least_us(self, rows: int) -> int:
         """The least that a pass of ``rows`` or more is expected to take."""
-        return self._one.median * self._least[rows] // RATIO_ONE + self._mean_stall_us()
-
-    def _mean_stall_us(self) -> int:
-        """What a pass of one row waits."""
-        return self._stall_us * PASS_ONE // max(1, self._passes)
+        return self._one.median * self._least[rows] // RATIO_ONE + self._mean_stall_us
 
     def _tabulate(self) -> None:
         """By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds."""

@@ -91,22 +91,26 @@ class Pricing:
     ) -> None:
         """A pass is over, with what it took and gave. ``draft_us``: None unless a drafter that costs ran."""
         plain_us = self.times.pass_us(1)
-        # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
-        charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
+        has_drafted = rows > 1 or draft_us is not None
+        charged_us = 0
+        if has_drafted:
+            # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
+            charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
         if self._is_probe:
             # It was tried since what is known of it may be wrong.
             self.times.forget(rows)
         self.times.took(rows, pass_us, stall_us, read_bytes, new_bytes)
-        if draft_us is not None:
-            self._draft_us += (draft_us - self._draft_us) >> DRAFT_FADE_SHIFT if self._draft_us else draft_us
         self._since_plain = 0 if rows == 1 else self._since_plain + 1
         if self._debt_us > 0:
             self._debt_us = max(0, self._debt_us - (pass_us >> ALLOWANCE_SHIFT))
-        if rows == 1 and draft_us is None:
-            self._since_draft += 1
-            return
-        self._since_draft = 0
-        lost_us = charged_us + (draft_us or 0) - new_tokens * plain_us
+        self._since_draft = 0 if has_drafted else self._since_draft + 1
+        if has_drafted:
+            self._settle(charged_us + (draft_us or 0) - new_tokens * plain_us, plain_us)
+        if draft_us is not None:
+            self._draft_us += (draft_us - self._draft_us) >> DRAFT_FADE_SHIFT if self._draft_us else draft_us
+
+    def _settle(self, lost_us: int, plain_us: int) -> None:
+        """A pass with drafts lost so much against plain ones, or gained."""
         self._debt_us = max(self._debt_us + lost_us, -CREDIT_PASSES * plain_us)
         if lost_us <= 0:
             self._interval = FIRST_INTERVAL
