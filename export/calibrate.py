@@ -26,8 +26,7 @@ def calibration_ids(bundle: Bundle) -> list[int]:
     """Tokens to calibrate on: Python's own help topics, there in every installation; without a tokenizer random ids."""
     files = bundle.manifest.tokenizer
     if files is None or files.json_path is None:
-        rng = random.Random(0)
-        return [rng.randrange(bundle.manifest.model.vocab_size) for _ in range(CALIBRATION_TOKENS)]
+        return random_ids(bundle.manifest.model.vocab_size)
     tokenizer = Tokenizer.from_file(bundle.file(files.json_path))
     # Topic by topic until there are enough: one long text of them all is a tokenizer's worst case.
     ids: list[int] = []
@@ -36,6 +35,12 @@ def calibration_ids(bundle: Bundle) -> list[int]:
         if len(ids) >= CALIBRATION_TOKENS:
             break
     return ids[:CALIBRATION_TOKENS]
+
+
+def random_ids(vocab_size: int) -> list[int]:
+    """Tokens for models that bring no tokenizer: always the same."""
+    rng = random.Random(0)
+    return [rng.randrange(vocab_size) for _ in range(CALIBRATION_TOKENS)]
 
 
 def cache_spans(directory: Path) -> Spans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,34 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from lesonnx.memory import format_bytes
+from lesonnx_export.decisions import print_decisions
+from lesonnx_export.executors import RunTasks, dask_tasks
 from lesonnx_export.exporter import ExportReport, export_bundle
-from lesonnx_export.plan import ExportOptions, ExportPlan
+from lesonnx_export.plan import BASELINE_BITS, TOPICS, ExportOptions, ExportPlan
+from lesonnx_export.precision import Decision
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), help="Bits of expert weights.  [default: 4]")
 @click.option(
-    "--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", show_default=True, help="Bits of expert weights."
+    "--experts-target-size",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SHARE",
+    help="Instead of --bits: 2, 4 or 8 bits by layer and matrix, whatever loses least, for experts of that share of the"
+    " bytes of uniform 4 bits (0.733, say).",
+)
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    help="Quantize experts for what they do on this text, or on Python's help topics: 'topics'."
+    "  [default: none; topics with --experts-target-size]",
+)
+@click.option(
+    "--calibration-directory",
+    type=click.Path(path_type=Path),
+    help="Keep here what calibration finds, and take it from here: several exports of CHECKPOINT calibrate once.",
 )
 @click.option(
     "--dense-bits", type=click.Choice(["32", "8", "4"]), help="Bits of the rest.  [default: 32 with --bits 32, else 4]"
@@ -59,12 +79,35 @@ from lesonnx_export.plan import ExportOptions, ExportPlan
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
+@click.option(
+    "--accelerate",
+    type=click.Choice(["dense"]),
+    help="Dense parts once more in float16 and fixed shapes, for CoreML (ios, desktop) or QNN (android).",
+)
+@click.option(
+    "--twin-capacity",
+    type=click.IntRange(1, 15360),
+    default=2048,
+    show_default=True,
+    help="With --accelerate: tokens of the cache that they take; longer contexts go on without.",
+)
+@click.option(
+    "--twin-bits",
+    type=click.Choice(["16", "32"]),
+    default="16",
+    show_default=True,
+    help="With --accelerate: 32 is for NNAPI and XNNPACK, which take no float16.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes that quantize.  [default: all cores, at most 8]")
+@click.option("--dask", metavar="ADDRESS", help="Let the workers of this Dask cluster quantize.")
 @click.option("--resume", is_flag=True, help="Go on with an export that was broken off.")
 def export(
     checkpoint: Path,
     bundle: Path,
-    bits: str,
+    bits: str | None,
+    experts_target_size: float | None,
+    calibration: str | None,
+    calibration_directory: Path | None,
     dense_bits: str | None,
     block_size: str,
     kv_bits: str,
@@ -72,13 +115,24 @@ def export(
     operators: str | None,
     drafter: Path | None,
     prefill_chunk: int,
+    accelerate: str | None,
+    twin_capacity: int,
+    twin_bits: str,
     workers: int | None,
+    dask: str | None,
     resume: bool,
 ) -> None:
     """Export the Hugging Face checkpoint directory CHECKPOINT to the new bundle directory BUNDLE."""
+    if bits is not None and experts_target_size is not None:
+        raise click.UsageError("--bits and --experts-target-size exclude each other: give one of both")
+    if workers is not None and dask is not None:
+        raise click.UsageError("--workers and --dask exclude each other: give one of both")
     chosen: dict[str, Any] = {"num_workers": workers} if workers else {}
     options = ExportOptions(
-        bits=int(bits),  # type: ignore[arg-type]
+        bits=int(bits or BASELINE_BITS),  # type: ignore[arg-type]
+        experts_target_size=experts_target_size,
+        calibration=calibration if calibration in (None, TOPICS) else Path(calibration),  # type: ignore[arg-type]
+        calibration_directory=calibration_directory,
         dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
         block_size=int(block_size),
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
@@ -86,15 +140,25 @@ def export(
         operators=operators,  # type: ignore[arg-type]
         drafter=drafter,
         prefill_chunk_tokens=prefill_chunk,
+        accelerate=accelerate,  # type: ignore[arg-type]
+        twin_capacity_tokens=twin_capacity,
+        twin_bits=int(twin_bits),  # type: ignore[arg-type]
         **chosen,
     )
-    export_with_progress(checkpoint, bundle, options, resume=resume)
+    with nullcontext() if dask is None else dask_tasks(dask) as run_tasks:
+        export_with_progress(checkpoint, bundle, options, resume=resume, run_tasks=run_tasks)
 
 
 def export_with_progress(
-    checkpoint: Path, bundle: Path, options: ExportOptions, *, resume: bool = False, console: Console | None = None
+    checkpoint: Path,
+    bundle: Path,
+    options: ExportOptions,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    run_tasks: RunTasks | None = None,
 ) -> ExportReport:
-    """Export with a progress bar on the terminal and the summary after it."""
+    """Export with a progress bar on the terminal, the choice of precisions where there is one, and the summary."""
     console = console or Console()
     columns = (
         TextColumn("{task.description}"),
@@ -111,11 +175,24 @@ def export_with_progress(
         bar.update(task, total=plan.total_bytes)
         bar.start()
 
+    def decided(plan: ExportPlan, decisions: list[Decision]) -> None:
+        bar.update(task, total=plan.total_bytes)
+        print_decisions(bar.console, plan, options, decisions)
+
     def progress(what: str, num_bytes: int) -> None:
         bar.update(task, description=what, advance=num_bytes)
 
     try:
-        report = export_bundle(checkpoint, bundle, options, resume=resume, progress=progress, announce=announce)
+        report = export_bundle(
+            checkpoint,
+            bundle,
+            options,
+            resume=resume,
+            progress=progress,
+            announce=announce,
+            decided=decided,
+            run_tasks=run_tasks,
+        )
         bar.update(task, description="done")
     finally:
         if bar.live.is_started:
@@ -135,10 +212,9 @@ def print_summary(console: Console, report: ExportReport) -> None:
         "dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/"
     )
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
-    shown = {_bits(m.bits, m.block_size) for kind in kinds for m in kind.matrices.values()}
-    table.add_row(
-        "experts", str(experts), ", ".join(sorted(shown)), format_bytes(report.expert_bytes), "experts/layer_*/"
-    )
+    blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
+    shown = _bits(*manifest.expert_bits) + (f", blocks of {', '.join(map(str, blocks))}" if blocks else "")
+    table.add_row("experts", str(experts), shown, format_bytes(report.expert_bytes), "experts/layer_*/")
     rest = report.total_bytes - report.dense_bytes - report.expert_bytes
     table.add_row("graphs, tokenizer, manifest", "", "", format_bytes(rest), "")
     table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
@@ -150,6 +226,5 @@ def print_summary(console: Console, report: ExportReport) -> None:
         console.print(f"note: {note}", highlight=False)
 
 
-def _bits(bits: int, block_size: int = 0) -> str:
-    blocks = f", blocks of {block_size}" if block_size else ""
-    return "float32" if bits == 32 else f"int{bits}{blocks}"
+def _bits(*bits: int) -> str:
+    return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"

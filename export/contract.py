@@ -12,13 +12,24 @@ from pathlib import Path
 from lesonnx import __version__
 from lesonnx.drafter_wiring import ROLES
 from lesonnx.errors import InputError
-from lesonnx.manifest import ExpertLayer, Manifest, ModelFacts, Part, Quantization, State, TokenizerFiles
+from lesonnx.manifest import (
+    Calibration,
+    ExpertLayer,
+    Manifest,
+    ModelFacts,
+    Part,
+    Quantization,
+    State,
+    TokenizerFiles,
+    Twins,
+)
 from lesonnx_export.architectures.base import Decoder
 from lesonnx_export.checkpoint import read_json
 from lesonnx_export.config import Config
 from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.pack import layer_directory
 from lesonnx_export.plan import ExportOptions, ExportPlan
+from lesonnx_export.providers import part_providers
 
 ONNXRUNTIME_AT_LEAST = "1.24"
 # What ONNX Runtime's own Swift package brings.
@@ -36,7 +47,12 @@ class WrittenPart:
 
 
 def make_manifest(
-    plan: ExportPlan, options: ExportOptions, dense: Sequence[WrittenPart], tokenizer: TokenizerFiles | None
+    plan: ExportPlan,
+    options: ExportOptions,
+    dense: Sequence[WrittenPart],
+    tokenizer: TokenizerFiles | None,
+    calibration: Calibration | None = None,
+    twins: Twins | None = None,
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
@@ -50,9 +66,14 @@ def make_manifest(
             dense_bits=options.resolved_dense_bits,
             kv_bits=options.precision.kv_bits,
             block_size=0 if options.bits == 32 else options.block_size,  # type: ignore[arg-type]
+            calibration=calibration,
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
-        parts=[built.part for built in dense if built.part.role not in ROLES],
+        parts=[
+            built.part.model_copy(update={"providers": part_providers(options.target)})
+            for built in dense
+            if built.part.role not in ROLES
+        ],
         states=[state for built in dense for state in built.states],
         expert_kinds=plan.kinds,
         expert_layers=[
@@ -67,6 +88,7 @@ def make_manifest(
             for layer in plan.layers
         ],
         tokenizer=tokenizer,
+        twins=twins,
         drafter=None if plan.drafter is None else plan.drafter.record(drafter_parts),
         skipped_tensors=plan.skipped,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -23,7 +23,7 @@ from lesonnx.manifest import (
     ExpertMatrix,
 )
 from lesonnx_export.graph import IR_VERSION, MICROSOFT, OPSET, external_tensor
-from lesonnx_export.quantize import fitting_block_size, quantize
+from lesonnx_export.quantize import QuantizedMatrix, fitting_block_size
 
 PACK_NAME = "experts.pack"
 # An expert's float32 tensors: "gate_proj", "up_proj", "down_proj" and, where there are biases, "gate_proj.bias" …
@@ -51,7 +51,32 @@ class ExpertShape:
         return 3 * self.hidden_size * self.intermediate_size
 
 
+class MatrixPrecision(NamedTuple):
+    """Bits of a matrix and the block size that is wanted; a narrow matrix gets a smaller one (`fitting_block_size`)."""
+
+    bits: Bits
+    block_size: int
+
+
+class ExpertPrecision(NamedTuple):
+    """The precision of an expert, matrix by matrix."""
+
+    gate_proj: MatrixPrecision
+    up_proj: MatrixPrecision
+    down_proj: MatrixPrecision
+
+    @classmethod
+    def uniform(cls, bits: Bits, block_size: int) -> ExpertPrecision:
+        """All three alike."""
+        return cls(*[MatrixPrecision(bits, block_size)] * 3)
+
+
 def make_kind(name: str, shape: ExpertShape, bits: Bits, block_size: int, stage: str | None = None) -> ExpertKind:
+    """The layout of experts whose matrices are all of one precision."""
+    return make_mixed_kind(name, shape, ExpertPrecision.uniform(bits, block_size), stage)
+
+
+def make_mixed_kind(name: str, shape: ExpertShape, precision: ExpertPrecision, stage: str | None = None) -> ExpertKind:
     """The layout: the three weights first, then everything small (scales, biases) side by side, 64-byte aligned."""
     end = 0
 
@@ -64,6 +89,7 @@ def make_kind(name: str, shape: ExpertShape, bits: Bits, block_size: int, stage:
     fields: dict[str, dict[str, int]] = {}
     for matrix_name in MATRIX_NAMES:
         rows, columns = shape.matrix_shape(matrix_name)
+        bits, block_size = getattr(precision, matrix_name)
         block = 0 if bits == 32 else fitting_block_size(columns, block_size)
         plain = ExpertMatrix.model_construct(rows=rows, columns=columns, bits=bits, block_size=block)
         fields[matrix_name] = {"rows": rows, "columns": columns, "bits": bits, "block_size": block}
@@ -88,8 +114,13 @@ def make_kind(name: str, shape: ExpertShape, bits: Bits, block_size: int, stage:
     )
 
 
-def expert_bytes(kind: ExpertKind, tensors: ExpertTensors, name: str) -> NDArray[np.uint8]:
-    """One expert as it lies in the pack: uint8 [cost_bytes], zero between tensors and behind the last."""
+def expert_bytes(
+    kind: ExpertKind, tensors: ExpertTensors, quantized: Mapping[str, QuantizedMatrix]
+) -> NDArray[np.uint8]:
+    """One expert as it lies in the pack: uint8 [cost_bytes], zero between tensors and behind the last.
+
+    ``quantized`` has the matrices of 2, 4 or 8 bits, ``tensors`` those of float32 and the biases.
+    """
     block = np.zeros(kind.cost_bytes, np.uint8)
 
     def put(offset: int, array: NDArray[np.generic]) -> None:
@@ -97,13 +128,11 @@ def expert_bytes(kind: ExpertKind, tensors: ExpertTensors, name: str) -> NDArray
         block[offset : offset + raw.size] = raw
 
     for matrix_name, matrix in kind.matrices.items():
-        values = tensors[matrix_name]
         if matrix.scales_offset_bytes is None:
-            put(matrix.weight_offset_bytes, values)
+            put(matrix.weight_offset_bytes, tensors[matrix_name])
         else:
-            quantized = quantize(values, matrix.bits, matrix.block_size, f"{name}.{matrix_name}")
-            put(matrix.weight_offset_bytes, quantized.weight)
-            put(matrix.scales_offset_bytes, quantized.scales)
+            put(matrix.weight_offset_bytes, quantized[matrix_name].weight)
+            put(matrix.scales_offset_bytes, quantized[matrix_name].scales)
         if matrix.bias_offset_bytes is not None:
             put(matrix.bias_offset_bytes, tensors[f"{matrix_name}.bias"])
     return block

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial as bind
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,13 @@ import onnx
 
 from lesonnx import __version__
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
-from lesonnx.manifest import Manifest, Part, State
+from lesonnx.manifest import Manifest, Part, State, Twins
 from lesonnx_export.calibrate import cache_spans
+from lesonnx_export.calibrated import DIRECTORY as CALIBRATION_DIRECTORY
+from lesonnx_export.calibrated import Calibrated, Text, calibrate, check_calibration, choose, read_text
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
+from lesonnx_export.executors import RunTasks
 from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import NAME as JOURNAL_NAME
@@ -32,9 +36,14 @@ from lesonnx_export.kv_cache import quantize_caches, scales_of
 from lesonnx_export.pack import layer_directory, write_models, write_packs
 from lesonnx_export.partial import held
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
+from lesonnx_export.precision import Decision
 from lesonnx_export.segments import BuiltPart, PartBuilder
+from lesonnx_export.sources import Sources
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, write_twins
+from lesonnx_export.workers import run_tasks as run_on_processes
 
 # What an export is asked with and answers with, beside its own names.
 __all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bundle", "make_manifest", "make_plan"]
@@ -42,6 +51,7 @@ __all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bu
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
 Progress = Callable[[str, int], None]
+Decided = Callable[[ExportPlan, list[Decision]], None]
 
 
 @dataclass
@@ -65,12 +75,16 @@ def export_bundle(
     resume: bool = False,
     progress: Progress = lambda what, num_bytes: None,
     announce: Callable[[ExportPlan], None] = lambda plan: None,
+    decided: Decided = lambda plan, decisions: None,
+    run_tasks: RunTasks | None = None,
 ) -> ExportReport:
     """Export a checkpoint directory to a bundle directory that does not exist yet.
 
     Everything is written to ``.NAME.partial`` beside the target, which is renamed at the end. An export that was broken
     off leaves that directory: ``resume`` goes on with it, otherwise it is begun anew. ``progress`` is called with what
-    is being written and the bytes written since the last call; ``announce`` once with the plan.
+    is being done and the bytes written since the last call; ``announce`` once with the plan, and ``decided`` with what
+    became of it where calibration chose the precisions. ``run_tasks`` does the work on experts (`executors.run_on` for
+    an executor); without it ``options.num_workers`` processes do. None of that changes a byte.
 
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """
@@ -80,13 +94,17 @@ def export_bundle(
         _check_target(bundle)
         plan = make_plan(Checkpoint(checkpoint_directory), options)
         check_target(plan.architecture, options)
-        fingerprint = _fingerprint(plan, options)
+        check_calibration(plan, options)
+        text = None if options.resolved_calibration is None else read_text(options.resolved_calibration)
+        fingerprint = _fingerprint(plan, options, text)
         _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
         with held(partial, resume):
             journal = (Journal.reopen if resume else Journal.create)(partial, fingerprint)
             try:
                 announce(plan)
-                report = _export(plan, options, partial, journal, progress)
+                run_tasks = run_tasks or bind(run_on_processes, num_workers=options.num_workers)
+                work = Work(options, partial, journal, progress, decided, run_tasks)
+                report = _export(plan, text, work)
                 _check_target(bundle)
                 journal.remove()
                 partial.replace(bundle)
@@ -107,18 +125,41 @@ def _check_target(bundle: Path) -> None:
         raise InputError(f"{bundle.parent}: no such directory to write the bundle into")
 
 
-def _export(
-    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
-) -> ExportReport:
+@dataclass(frozen=True)
+class Work:
+    """What all steps of an export share."""
+
+    options: ExportOptions
+    partial: Path
+    journal: Journal
+    progress: Progress
+    decided: Decided
+    run_tasks: RunTasks
+
+
+def _export(plan: ExportPlan, text: Text | None, work: Work) -> ExportReport:
+    options, partial, journal, progress = work.options, work.partial, work.journal, work.progress
     # First, since a broken tokenizer or token id should not show after hours of quantizing.
     model_facts(plan)
     shutil.rmtree(partial / "tokenizer", ignore_errors=True)
     progress("tokenizer", 0)
     tokenizer, warnings = export_tokenizer(plan.checkpoint.directory, partial / "tokenizer")
+    calibrated = None
+    if text is not None:
+        path = partial / tokenizer.json_path if tokenizer and tokenizer.json_path else None
+        calibrated = calibrate(plan, options, text, path, partial, journal, progress)
+        plan, decisions = choose(plan, options, calibrated, journal, work.run_tasks, progress)
+        if decisions:
+            work.decided(plan, decisions)
+        if path is None:
+            warnings.append("without a tokenizer, experts are calibrated on random tokens: use --calibration with one")
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
-    _write_experts(plan, options, partial, journal, progress)
+    losses = _write_experts(plan, calibrated, work)
+    shutil.rmtree(partial / CALIBRATION_DIRECTORY, ignore_errors=True)
     write_stages(plan, partial)
-    manifest = make_manifest(plan, options, dense, tokenizer)
+    record = calibrated.record(losses) if calibrated else None
+    twins = write_all_twins(plan, options, partial, progress, Weights(plan.checkpoint))
+    manifest = make_manifest(plan, options, dense, tokenizer, record, twins)
     if options.kv_bits == 8:
         manifest = quantize_kv(partial, journal, progress, manifest)
         if tokenizer is None:
@@ -204,10 +245,27 @@ def save_part(built: BuiltPart, partial: Path) -> None:
     onnx.checker.check_model(str(path))
 
 
-def _write_experts(
-    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress
-) -> None:
-    done = {int(entry["layer_idx"]) for entry in journal.entries("experts")}
+def write_all_twins(
+    plan: ExportPlan, options: ExportOptions, partial: Path, progress: Progress, weights: Weights
+) -> Twins | None:
+    """Twins for accelerators, where they were asked for; every run makes them anew, they take little beside experts."""
+    twins = options.twins(plan.architecture.max_position_embeddings)
+    if twins is None:
+        return None
+    progress("twins", 0)
+    store = TwinStore(partial / "dense" / TwinStore.location)
+    try:
+        builder = TwinBuilder(plan.architecture, weights, store, options.precision, twins)
+        return write_twins(builder, partial, lambda num_bytes: progress("twins", num_bytes))
+    finally:
+        store.close()
+
+
+def _write_experts(plan: ExportPlan, calibrated: Calibrated | None, work: Work) -> dict[int, float | None]:
+    """Write the packs that the journal does not hold; gives the expected loss by layer where there is calibration."""
+    partial, journal, progress = work.partial, work.journal, work.progress
+    losses = {int(entry["layer_idx"]): entry["expected_loss"] for entry in journal.entries("experts")}
+    done = set(losses)
     for layer in plan.layers:
         if layer.layer_idx in done:
             _check_length(layer_directory(partial, layer.layer_idx) / PACK_NAME, layer.pack_bytes, exactly=True)
@@ -215,18 +273,15 @@ def _write_experts(
             write_models(partial, layer)
     progress("experts", sum(layer.pack_bytes for layer in plan.layers if layer.layer_idx in done))
     todo = [layer for layer in plan.layers if layer.layer_idx not in done]
-    if not todo:
-        return
-    packs = write_packs(
-        plan.checkpoint.directory,
-        partial,
-        todo,
-        options.num_workers,
-        lambda num_bytes: progress("experts", num_bytes),
-    )
-    with closing(packs) as layers:
-        for layer in layers:
-            journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx)
+    if todo:
+        sources = calibrated.sources if calibrated else Sources(plan.checkpoint.directory)
+        packs = write_packs(sources, partial, todo, work.run_tasks, lambda num_bytes: progress("experts", num_bytes))
+        with closing(packs) as layers:
+            for written in layers:
+                layer = written.plan
+                losses[layer.layer_idx] = written.expected_loss
+                journal.add("experts", layer.pack_bytes, layer_idx=layer.layer_idx, expected_loss=written.expected_loss)
+    return losses
 
 
 def quantize_kv(partial: Path, journal: Journal, progress: Progress, manifest: Manifest) -> Manifest:
@@ -266,8 +321,8 @@ def write_checksums(root: Path) -> int:
     return total_bytes + len(text)
 
 
-def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:
-    """What a broken export must share with this one to be gone on with: the options and the checkpoint's files."""
+def _fingerprint(plan: ExportPlan, options: ExportOptions, text: Text | None) -> str:
+    """What a broken export must share with this one to be gone on with: the options, the texts, the checkpoint."""
     files = {}
     for path in sorted({info.file for info in plan.checkpoint.tensors.values()}):
         stat = path.stat()
@@ -279,6 +334,9 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions) -> str:
         "drafter": plan.drafter and plan.drafter.config.values,
         "files": files,
         "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
+        "target": options.target,
+        "twins": repr(options.twins(plan.architecture.max_position_embeddings)),
+        "precisions": [options.precisions, options.experts_target_size, text and text.sha256],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 

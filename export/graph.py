@@ -113,6 +113,7 @@ class Graph:
     outputs: list[Value] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
+    opset: int = OPSET
     _constants: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
     _count: int = 0
 
@@ -174,7 +175,7 @@ class Graph:
             self.initializers,
         )
         domains = {node.domain for node in graph.node} - {""}
-        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="lesonnx")
         if model.ByteSize() > PROTOBUF_LIMIT_BYTES:
             raise LesonnxError(f"{self.name}: the graph itself is larger than protobuf allows")

@@ -1,10 +1,11 @@
-"""Writing a layer's experts: quantized in worker processes, each expert straight to its place in the layer's pack.
+"""Writing a layer's experts: quantized by whoever does the tasks, each straight to its place in the layer's pack.
 
 It knows where experts lie and who does the work, not what the parts around them are.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -13,12 +14,11 @@ from pathlib import Path
 
 from lesonnx.errors import LesonnxError
 from lesonnx.manifest import ExpertKind
-from lesonnx_export.architectures import make_decoder
-from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.checkpoint import Checkpoint, Weights
-from lesonnx_export.config import Config
-from lesonnx_export.expert import PACK_NAME, ExpertModel, ExpertTensors, expert_bytes
-from lesonnx_export.workers import run_tasks
+from lesonnx_export.blas import on_one_thread
+from lesonnx_export.compensate import expected_loss, quantize_expert
+from lesonnx_export.executors import RunTasks
+from lesonnx_export.expert import PACK_NAME, ExpertModel, expert_bytes
+from lesonnx_export.sources import ExpertReader, Sources
 
 # Experts a task takes at a time: few enough for a smooth progress bar, enough to make the hand-over cheap.
 EXPERTS_A_TASK = 4
@@ -58,13 +58,6 @@ class LayerPlan:
         return kind
 
 
-def read_expert(architecture: Decoder, weights: Weights, layer_idx: int, expert_idx: int | None) -> ExpertTensors:
-    """An expert's float32 tensors; None asks for the shared one."""
-    if expert_idx is None:
-        return architecture.shared_expert(weights, layer_idx)
-    return architecture.expert(weights, layer_idx, expert_idx)
-
-
 @dataclass(frozen=True)
 class _Task:
     """Some experts of a layer, and the pack that they go to."""
@@ -74,35 +67,54 @@ class _Task:
     places: list[int | None]
 
 
-def _open_checkpoint(directory: Path) -> Callable[[_Task], int]:
-    """What a worker process begins with."""
-    checkpoint = Checkpoint(directory)
-    architecture, weights = make_decoder(Config(checkpoint.config)), Weights(checkpoint)
-    return lambda task: _write_experts(architecture, weights, task)
+@dataclass(frozen=True)
+class _Written:
+    """What a task did: bytes of the pack, and what each expert is expected to lose (none without statistics)."""
+
+    num_bytes: int
+    losses: list[float]
 
 
-def _write_experts(architecture: Decoder, weights: Weights, task: _Task) -> int:
-    """Read, quantize and write some experts; gives the bytes written."""
-    written, plan = 0, task.plan
+@dataclass(frozen=True)
+class WrittenLayer:
+    """A layer whose pack and models are on disk. ``expected_loss`` is None where nothing was calibrated."""
+
+    plan: LayerPlan
+    expected_loss: float | None
+
+
+def _open_sources(sources: Sources) -> Callable[[_Task], _Written]:
+    """What does a task, opened once a process."""
+    reader = sources.open()
+    return lambda task: _write_experts(reader, task)
+
+
+def _write_experts(reader: ExpertReader, task: _Task) -> _Written:
+    """Read, quantize and write some experts."""
+    num_bytes, losses, plan = 0, [], task.plan
+    statistics = reader.statistics(plan.layer_idx)
     descriptor = os.open(task.pack, os.O_WRONLY)
     try:
         for expert_idx in task.places:
             name = f"layer {plan.layer_idx} expert {'shared' if expert_idx is None else expert_idx}"
-            tensors = read_expert(architecture, weights, plan.layer_idx, expert_idx)
-            block = expert_bytes(plan.kind_of(expert_idx), tensors, name)
+            kind, tensors = plan.kind_of(expert_idx), reader.tensors(plan.layer_idx, expert_idx)
+            quantized = quantize_expert(kind, tensors, statistics, expert_idx, name)
+            block = expert_bytes(kind, {**tensors, **quantized.biases}, quantized.matrices)
+            if statistics is not None:
+                losses.append(expected_loss(kind, tensors, quantized, statistics, expert_idx))
             view = memoryview(block.data)
             offset = plan.offset_bytes(expert_idx)
             while view:
                 count = os.pwrite(descriptor, view, offset)
                 view, offset = view[count:], offset + count
-            written += block.nbytes
+            num_bytes += block.nbytes
         os.fsync(descriptor)
         # What is written is not read again: leave the page cache to the checkpoint.
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    return written
+    return _Written(num_bytes, losses)
 
 
 def write_models(root: Path, plan: LayerPlan) -> int:
@@ -119,27 +131,29 @@ def write_models(root: Path, plan: LayerPlan) -> int:
 
 
 def write_packs(
-    checkpoint_directory: Path,
+    sources: Sources,
     root: Path,
     plans: Sequence[LayerPlan],
-    num_workers: int,
+    run_tasks: RunTasks,
     progress: Callable[[int], None],
-) -> Generator[LayerPlan, None, None]:
-    """Write the layers' packs with several processes; yields a layer once all of it is on disk.
+) -> Generator[WrittenLayer, None, None]:
+    """Write the layers' packs with whoever does the tasks; yields a layer once all of it is on disk.
 
-    ``progress`` is called with bytes as they are written. Closing the iterator ends the processes.
+    ``progress`` is called with bytes as they are written. Closing the iterator ends the work.
     """
     open_tasks: dict[int, int] = {}
-    with closing(
-        run_tasks(_open_checkpoint, checkpoint_directory, _tasks(root, plans, open_tasks), num_workers)
-    ) as done:
-        for task, num_bytes in done:
-            progress(num_bytes)
+    losses: dict[int, list[float]] = {}
+    tasks = _tasks(root, plans, open_tasks)
+    with on_one_thread(), closing(run_tasks(_open_sources, sources, tasks)) as done:
+        for task, written in done:
+            progress(written.num_bytes)
             layer_idx = task.plan.layer_idx
+            losses.setdefault(layer_idx, []).extend(written.losses)
             open_tasks[layer_idx] -= 1
             if open_tasks[layer_idx] == 0:
                 write_models(root, task.plan)
-                yield task.plan
+                # Rounded once, so that it does not depend on the order in which tasks end.
+                yield WrittenLayer(task.plan, math.fsum(losses[layer_idx]) if sources.statistics else None)
 
 
 def _tasks(root: Path, plans: Sequence[LayerPlan], open_tasks: dict[int, int]) -> Iterator[_Task]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from lesonnx.errors import CheckpointError
+from lesonnx.errors import CheckpointError, InputError
 from lesonnx.manifest import Bits, ExpertKind, State, Target
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.architectures.base import Decoder
@@ -23,12 +23,31 @@ from lesonnx_export.blocks import DenseBits, Operators, Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.drafter import PREFIX, SKIPPED, DSpark
-from lesonnx_export.expert import make_kind
+from lesonnx_export.expert import ExpertPrecision, ExpertShape, make_mixed_kind
 from lesonnx_export.graph import DenseStore
-from lesonnx_export.pack import LayerPlan, read_expert
+from lesonnx_export.pack import LayerPlan
 from lesonnx_export.segments import PartBuilder
+from lesonnx_export.sources import read_expert
+from lesonnx_export.twin_graph import TwinStore
+from lesonnx_export.twins import TwinBuilder, TwinOptions
 
 KvBits = Literal[8, 16, 32]
+# In place of a calibration file: Python's own help topics, there in every installation.
+TOPICS: Final = "topics"
+# What a target size is a share of: experts of so many bits in all layers, at the same block size.
+BASELINE_BITS: Bits = 4
+
+
+class LayerPrecision(NamedTuple):
+    """How a layer's experts are stored; ``shared`` is without effect where there is no shared expert."""
+
+    routed: ExpertPrecision
+    shared: ExpertPrecision
+
+    @classmethod
+    def uniform(cls, bits: Bits, block_size: int) -> LayerPrecision:
+        """All of a layer alike."""
+        return cls(*[ExpertPrecision.uniform(bits, block_size)] * 2)
 
 
 @dataclass(frozen=True)
@@ -38,9 +57,16 @@ class ExportOptions:
     ``kv_bits`` 8 is reached from float32 caches, once all is written: their scales need a run of the model. ``target``
     is where the bundle will run: iOS's ONNX Runtime is older than some operators. ``operators`` None is what it has.
     ``drafter`` is the checkpoint directory of a DSpark drafter, which the bundle will then hold too.
+    ``accelerate``: dense parts come once more as twins for accelerators, over caches of ``twin_capacity_tokens``.
+
+    ``experts_target_size`` lets calibration choose bits and blocks layer by layer, for experts of that share of the
+    bytes of uniform 4 bits at ``block_size``. ``calibration`` is the text for that, a UTF-8 file or ``TOPICS``; with it
+    alone, experts are quantized to ``bits`` for what they do on that text. ``precisions`` states that of every MoE
+    layer instead of ``bits``, in their order. In ``calibration_directory`` is kept what calibration found, and taken
+    from there: several exports of a checkpoint then calibrate once.
     """
 
-    bits: Bits = 4
+    bits: Bits = BASELINE_BITS
     dense_bits: DenseBits | None = None
     block_size: int = 128
     kv_bits: KvBits = 32
@@ -48,11 +74,25 @@ class ExportOptions:
     operators: Operators | None = None
     drafter: Path | None = None
     prefill_chunk_tokens: int = 512
+    accelerate: Literal["dense"] | None = None
+    twin_capacity_tokens: int = 2048
+    twin_bits: Literal[16, 32] = 16
+    experts_target_size: float | None = None
+    calibration: Path | Literal["topics"] | None = None
+    calibration_directory: Path | None = None
+    precisions: tuple[LayerPrecision, ...] | None = None
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
     @property
     def resolved_dense_bits(self) -> DenseBits:
         return self.dense_bits or (32 if self.bits == 32 else 4)
+
+    @property
+    def resolved_calibration(self) -> Path | Literal["topics"] | None:
+        """The text to calibrate on; None where nothing is calibrated."""
+        if self.calibration is None and self.experts_target_size is not None:
+            return TOPICS
+        return self.calibration
 
     @property
     def resolved_operators(self) -> Operators:
@@ -62,6 +102,15 @@ class ExportOptions:
     def precision(self) -> Precision:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
         return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
+
+    def twins(self, max_position_embeddings: int) -> TwinOptions | None:
+        """What twins there are to be, of a model of that context; None without ``accelerate``."""
+        if self.accelerate is None:
+            return None
+        if self.kv_bits == 8:
+            raise InputError("--accelerate dense does not go with --kv-bits 8: twins read float32 or float16 caches")
+        capacity = min(self.twin_capacity_tokens, max_position_embeddings)
+        return TwinOptions(self.target, capacity, min(self.prefill_chunk_tokens, capacity), self.twin_bits)
 
 
 @dataclass
@@ -74,6 +123,7 @@ class ExportPlan:
     layers: list[LayerPlan]
     kinds: list[ExpertKind]
     dense_bytes: int
+    twin_bytes: int
     part_ends: list[int]
     states: list[State]
     skipped: dict[str, str]
@@ -88,7 +138,7 @@ class ExportPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.expert_bytes
+        return self.dense_bytes + self.twin_bytes + self.expert_bytes
 
 
 def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
@@ -126,8 +176,11 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
         states += built.states
+    twin_store = TwinStore(None)
+    if twins := options.twins(architecture.max_position_embeddings):
+        TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
-    kinds, layers = plan_experts(architecture, options)
+    kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
         for expert_idx in layer.places:
             read_expert(architecture, weights, layer.layer_idx, expert_idx)
@@ -144,7 +197,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     if "lm_head.weight" not in checkpoint and config.raw("tie_word_embeddings", None) is False:
         notes.append("tie_word_embeddings is false but there is no lm_head.weight: the embedding serves as the head")
     used_blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
-    if used_blocks and used_blocks != [options.block_size]:
+    if used_blocks and used_blocks != [options.block_size] and options.precisions is None:
         shown = ", ".join(map(str, used_blocks))
         notes.append(f"block size {options.block_size} does not divide every expert matrix: used {shown}")
     return ExportPlan(
@@ -154,6 +207,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         layers=layers,
         kinds=kinds,
         dense_bytes=store.end_bytes,
+        twin_bytes=twin_store.end_bytes,
         part_ends=part_ends,
         states=states,
         skipped=skipped,
@@ -171,20 +225,41 @@ def _size(checkpoint: Checkpoint, name: str) -> int:
     return count
 
 
-def plan_experts(architecture: Decoder, options: ExportOptions) -> tuple[list[ExpertKind], list[LayerPlan]]:
-    """The kinds of experts and which layer has which."""
-    # Routed and shared experts never share a kind: their stages write outputs of different shapes.
-    shared_shape = architecture.shared_expert_shape()
-    shapes = [architecture.expert_shape(), *([shared_shape] if shared_shape else [])]
-    kinds = [
-        make_kind(f"stage_{place}", shape, options.bits, options.block_size, f"experts/stage_{place}.onnx")
-        for place, shape in enumerate(shapes)
-    ]
-    shared_kind = kinds[1] if shared_shape is not None else None
+def plan_experts(
+    architecture: Decoder, precisions: Sequence[LayerPrecision]
+) -> tuple[list[ExpertKind], list[LayerPlan]]:
+    """The kinds of experts, one for each layout that there is, and which layer has which."""
+    shape, shared_shape = architecture.expert_shape(), architecture.shared_expert_shape()
+    kinds: dict[tuple[bool, ExpertKind], ExpertKind] = {}
+
+    def kind_of(is_shared: bool, shape: ExpertShape, precision: ExpertPrecision) -> ExpertKind:
+        # Routed and shared experts never share a kind: their stages write outputs of different shapes.
+        layout = is_shared, make_mixed_kind("", shape, precision)
+        if layout not in kinds:
+            name = f"stage_{len(kinds)}"
+            kinds[layout] = layout[1].model_copy(update={"name": name, "stage": f"experts/{name}.onnx"})
+        return kinds[layout]
+
     layers = [
-        LayerPlan(layer_idx, architecture.num_experts, kinds[0], shared_kind) for layer_idx in architecture.moe_layers
+        LayerPlan(
+            layer_idx,
+            architecture.num_experts,
+            kind_of(False, shape, precision.routed),
+            kind_of(True, shared_shape, precision.shared) if shared_shape is not None else None,
+        )
+        for layer_idx, precision in zip(architecture.moe_layers, precisions, strict=True)
     ]
-    return kinds, layers
+    return list(kinds.values()), layers
+
+
+def _precisions(architecture: Decoder, options: ExportOptions) -> Sequence[LayerPrecision]:
+    """What the options say of every MoE layer; the baseline where calibration is to choose."""
+    num_layers = len(architecture.moe_layers)
+    if options.precisions is None:
+        return [LayerPrecision.uniform(options.bits, options.block_size)] * num_layers
+    if len(options.precisions) != num_layers:
+        raise InputError(f"precisions are given for {len(options.precisions)} layers, {num_layers} have experts")
+    return options.precisions
 
 
 def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:

@@ -13,7 +13,7 @@ import onnx
 
 from lesonnx.drafter_wiring import ROLES
 from lesonnx.manifest import Part, State
-from lesonnx_export.architectures.base import Decoder
+from lesonnx_export.architectures.base import Decoder, Routing
 from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.drafter import DSpark
@@ -33,6 +33,9 @@ class BuiltPart:
 
 class PartBuilder:
     """Builds parts one by one into a store; call in the order of ``names``. Single-threaded."""
+
+    # Whether what completes a layer's output gives it to the outside.
+    gives_layer_outputs = True
 
     def __init__(
         self,
@@ -108,19 +111,26 @@ class PartBuilder:
     def _segment(self, step: Step, layer_idx: int) -> None:
         architecture, graph = self.architecture, step.graph
         residual = self._enter(step, self._before(layer_idx), layer_idx)
-        hidden, slots, experts = architecture.hidden_size, architecture.num_experts_per_tok, architecture.num_experts
+        hidden = architecture.hidden_size
         if architecture.routes_before_mixing:
             graph.output(residual, "residual_out", "float32", [1, "T", hidden])
-            routing = architecture.route(step, layer_idx, self._rows(step, residual))
+            router_input = self._rows(step, residual)
         else:
             residual, moe_input = self._mix(step, layer_idx, residual)
             router_input = architecture.router_input(step, layer_idx, residual, moe_input)
-            routing = architecture.route(step, layer_idx, router_input)
+        self._route(step, layer_idx, router_input)
+
+    def _route(self, step: Step, layer_idx: int, router_input: str) -> None:
+        self._give_routing(step, self.architecture.route(step, layer_idx, router_input))
+
+    def _give_routing(self, step: Step, routing: Routing) -> None:
+        """What hosts and the next segment take from a router."""
+        graph, slots = step.graph, self.architecture.num_experts_per_tok
         graph.output(routing.ids, "topk_ids", "int64", ["T", slots])
         graph.output(routing.weights, "topk_weights_out", "float32", ["T", slots])
         if routing.shared_weights is not None:
             graph.output(routing.shared_weights, "shared_weights_out", "float32", ["T", 1])
-        graph.output(routing.scores, "router_scores", "float32", ["T", experts])
+        graph.output(routing.scores, "router_scores", "float32", ["T", self.architecture.num_experts])
 
     def _mixer(self, step: Step, layer_idx: int) -> None:
         """What comes between a router that speaks early and its experts."""
@@ -160,11 +170,17 @@ class PartBuilder:
             residual, first = graph.input("hidden", "float32", shape), 0
         else:
             residual, first = self._combine(step, moe_idx), moe_idx + 1
-            residual = graph.output(residual, f"layer_output_{moe_idx}", "float32", shape)
+            residual = self._layer_output(graph, residual, moe_idx)
         for layer_idx in range(first, until):
             residual = architecture.dense(step, layer_idx, architecture.mixer(step, layer_idx, residual))
-            residual = graph.output(residual, f"layer_output_{layer_idx}", "float32", shape)
+            residual = self._layer_output(graph, residual, layer_idx)
         return residual
+
+    def _layer_output(self, graph: Graph, residual: str, layer_idx: int) -> str:
+        if not self.gives_layer_outputs:
+            return residual
+        shape: list[int | str] = [1, "T", self.architecture.hidden_size]
+        return graph.output(residual, f"layer_output_{layer_idx}", "float32", shape)
 
     def _combine(self, step: Step, layer_idx: int, expert_out: str | None = None) -> str:
         """The output of MoE layer ``layer_idx``.

@@ -18,13 +18,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from lesonnx.errors import InputError
 from lesonnx_export.checkpoint import Checkpoint, Float32, TensorInfo, Weights
 from lesonnx_export.cli import print_summary
+from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, expert_bytes
-from lesonnx_export.exporter import finish, quantize_kv, write_parts, write_stages
+from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_parts, write_stages
 from lesonnx_export.journal import Journal
-from lesonnx_export.pack import LayerPlan, layer_directory, read_expert, write_models
+from lesonnx_export.pack import LayerPlan, layer_directory, write_models
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 from lesonnx_export.shapes import SHAPES
+from lesonnx_export.sources import read_expert
 
 # Different experts in a pack; more would only cost time.
 DISTINCT_EXPERTS = 8
@@ -107,7 +109,8 @@ def write_synthetic(
         for layer in plan.layers:
             progress("experts", _write_layer(plan, layer, weights, bundle))
         write_stages(plan, bundle)
-        manifest = make_manifest(plan, options, dense, None)
+        twins = write_all_twins(plan, options, bundle, progress, weights)
+        manifest = make_manifest(plan, options, dense, None, twins=twins)
         if options.kv_bits == 8:
             manifest = quantize_kv(bundle, journal, progress, manifest)
         manifest = manifest.model_copy(update={"producer": f"{manifest.producer}, synthetic {shape}: random weights"})
@@ -127,7 +130,9 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
             place = expert_idx if expert_idx is None else expert_idx % DISTINCT_EXPERTS
             if place not in blocks:
                 tensors = read_expert(plan.architecture, weights, 0, place)
-                blocks[place] = expert_bytes(layer.kind_of(expert_idx), tensors, f"expert {place}").data
+                kind = layer.kind_of(expert_idx)
+                quantized = quantize_expert(kind, tensors, None, place, f"expert {place}")
+                blocks[place] = expert_bytes(kind, tensors, quantized.matrices).data
             file.write(blocks[place])
     write_models(bundle, layer)
     return layer.pack_bytes
@@ -146,6 +151,7 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
     show_default=True,
     help="Of recurrences.",
 )
+@click.option("--accelerate", type=click.Choice(["dense"]), help="With twins of dense parts.")
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
 def synth(
@@ -155,6 +161,7 @@ def synth(
     dense_bits: str,
     kv_bits: str,
     operators: str,
+    accelerate: str | None,
     num_experts_per_tok: int | None,
     num_hidden_layers: int | None,
 ) -> None:
@@ -164,6 +171,7 @@ def synth(
         dense_bits=int(dense_bits),  # type: ignore[arg-type]
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
+        accelerate=accelerate,  # type: ignore[arg-type]
     )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})

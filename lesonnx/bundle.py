@@ -61,6 +61,10 @@ class Bundle:
         drafter = self.manifest.drafter
         for part in (*self.manifest.parts, *(drafter.parts if drafter else ())):
             self.file(part.path)
+        if twins := self.manifest.twins:
+            self.file(twins.data)
+            for relative in {model.path for model in (*twins.helpers, *twins.parts)}:
+                self.file(relative)
         for kind in self.manifest.expert_kinds:
             if kind.stage is not None:
                 self.file(kind.stage)

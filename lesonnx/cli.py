@@ -24,12 +24,22 @@ COMMANDS = {
     "inspect": "lesonnx.commands.inspect:inspect",
     "glue": "lesonnx_export.glue.cli:glue",
     "verify": "lesonnx_export.verify:verify",
+    "eval": "lesonnx_export.evaluate.command:evaluate",
+    "tasks": "lesonnx_export.evaluate.build_command:tasks",
     "demo": "lesonnx.commands.demo:demo",
     "doctor": "lesonnx.doctor:doctor",
     "bench": "lesonnx.bench.cli:bench",
 }
 # Packages that an extra brings -> the extra.
-EXTRAS = {"onnx": "export", "safetensors": "export", "ml_dtypes": "export", "matplotlib": "plot", "optimum": "optimum"}
+EXTRAS = {
+    "onnx": "export",
+    "safetensors": "export",
+    "ml_dtypes": "export",
+    "threadpoolctl": "export",
+    "matplotlib": "plot",
+    "optimum": "optimum",
+    "distributed": "dask",
+}
 
 
 def missing_extra(error: ModuleNotFoundError) -> InputError | None:

@@ -24,6 +24,7 @@ from pydantic import (
 
 from lesonnx.drafter_wiring import check_drafter
 from lesonnx.errors import BundleError, InputError
+from lesonnx.twin_wiring import check_twins
 from lesonnx.wiring import check_wiring
 
 FORMAT_VERSION = 1
@@ -147,6 +148,12 @@ class ExpertKind(Strict):
         return {name: getattr(self, name) for name in MATRIX_NAMES}
 
     @property
+    def precision(self) -> str:
+        """Bits and block size as people read them: ``4 (64)``, by matrix where these differ; ``32`` for float32."""
+        shown = [f"{m.bits} ({m.block_size})" if m.block_size else str(m.bits) for m in self.matrices.values()]
+        return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
+
+    @property
     def cost_bytes(self) -> int:
         """What one expert of this kind costs in the cache and on flash: its length in whole pages."""
         return page_ceil(self.length_bytes)
@@ -253,6 +260,62 @@ class State(Strict):
         return [] if self.replay is None else list(self.replay.rows.values())
 
 
+class Selection(Strict):
+    """A segment's router after its logits, for the CPU provider: what its twins end at -> what the segment gives."""
+
+    part: str
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Positions(Strict):
+    """What all twins of a step take beside activations and caches, for the CPU provider; run once a step."""
+
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Twin(Strict):
+    """A part once more, with fixed shapes, of operators that accelerators take; for steps of exactly ``rows`` tokens.
+
+    All sizes of its inputs and outputs are numbers. ``providers`` in order of preference; no target, no use there.
+    """
+
+    part: str
+    rows: Count
+    path: BundlePath
+    inputs: list[Value]
+    outputs: list[Value]
+    providers: dict[Target, list[Provider]] = {}
+
+
+class Twins(Strict):
+    """Twins of segments and head, and what they need; see docs/bundle.md.
+
+    ``capacity_tokens`` is the capacity of attention caches that twins take. Twins round otherwise than their parts:
+    results of a step depend on which of them it used, so bits are not the same over step widths.
+    """
+
+    capacity_tokens: Count
+    float_bits: Literal[16, 32]
+    exact_over_widths: Literal[False] = False
+    data: BundlePath
+    positions: Positions
+    selections: list[Selection]
+    parts: Annotated[list[Twin], Field(min_length=1)]
+
+    @property
+    def helpers(self) -> list[Positions | Selection]:
+        """What runs on the CPU provider beside twins."""
+        return [self.positions, *self.selections]
+
+    def of(self, part: str, rows: int) -> Twin | None:
+        """A part's twin for steps of that many tokens."""
+        return next((twin for twin in self.parts if (twin.part, twin.rows) == (part, rows)), None)
+
+
 class Drafter(Strict):
     """A block drafter trained for the model, and its parts; see docs/bundle.md.
 
@@ -301,13 +364,47 @@ class ModelFacts(Strict):
     pad_token_id: Offset | None = None
 
 
+class CalibratedLayer(Strict):
+    """What rounding the experts of a MoE layer, its shared one included, is expected to cost: nats of KL a token."""
+
+    layer_idx: Offset
+    expected_loss: Annotated[float, Field(ge=0)]
+
+
+class Calibration(Strict):
+    """How experts were quantized for what they do on a text.
+
+    ``text_sha256`` is that of the text in UTF-8, None where random tokens had to do; ``num_tokens`` of it were run.
+    With a ``target_size`` bits and blocks were chosen layer by layer, so that all experts take at most that share of
+    ``baseline_bytes``: uniform 4 bits at the bundle's block size, in whole pages an expert. Losses are by MoE layer.
+    """
+
+    text_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
+    num_tokens: Count
+    target_size: Annotated[float, Field(gt=0)] | None = None
+    baseline_bytes: Count
+    layers: list[CalibratedLayer]
+
+
 class Quantization(Strict):
-    """How the weights are stored: bits and block sizes of experts and dense parts."""
+    """How the weights are stored: bits and block sizes of experts and dense parts.
+
+    Experts may differ from ``expert_bits`` and ``block_size``, layer by layer and matrix by matrix: their kinds say
+    how. Both are what was asked for, or, with a target size, what it is counted from.
+    """
 
     expert_bits: Bits
     dense_bits: Literal[4, 8, 32]
     kv_bits: Literal[8, 16, 32] = 32
     block_size: Literal[0, 16, 32, 64, 128]
+    calibration: Calibration | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.calibration is None:
+            del document["calibration"]
+        return document
 
 
 class ChatTurn(Strict):
@@ -378,12 +475,15 @@ class Manifest(Strict):
     expert_kinds: list[ExpertKind]
     expert_layers: Annotated[list[ExpertLayer], Field(min_length=1)]
     tokenizer: TokenizerFiles | None = None
+    twins: Twins | None = None
     drafter: Drafter | None = None
     skipped_tensors: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
     def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = handler(self)
+        if self.twins is None:
+            del document["twins"]
         if self.drafter is None:
             del document["drafter"]
         return document
@@ -407,10 +507,21 @@ class Manifest(Strict):
             for kind in (layer.kind, layer.shared_kind):
                 if kind is not None and kind >= len(self.expert_kinds):
                     raise ValueError(f"layer {layer.layer_idx} names expert kind {kind} of {len(self.expert_kinds)}")
+        calibration = self.quantization.calibration
+        if calibration and [c.layer_idx for c in calibration.layers] != [e.layer_idx for e in self.expert_layers]:
+            raise ValueError("quantization.calibration.layers are not the layers of expert_layers")
         check_wiring(self)
+        if self.twins is not None:
+            check_twins(self, self.twins)
         if self.drafter is not None:
             check_drafter(self, self.drafter)
         return self
+
+    @property
+    def expert_bits(self) -> list[int]:
+        """The bits that matrices of experts have, ascending: one number where all are alike."""
+        used = {place for layer in self.expert_layers for place in (layer.kind, layer.shared_kind) if place is not None}
+        return sorted({matrix.bits for place in used for matrix in self.expert_kinds[place].matrices.values()})
 
     @property
     def residual_size(self) -> int:

@@ -28,6 +28,7 @@ from lesonnx.speculative.drafters import NO_DRAFTER, check_drafter, make_drafter
 from lesonnx.speculative.speculator import Speculator
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
+from lesonnx.twins import Twins
 
 # Schedule -> what it sets, and how many threads read.
 SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {
@@ -44,6 +45,8 @@ class LoadOptions:
 
     ``expert_budget_bytes`` bounds the expert cache, exactly. ``memory_budget_bytes`` bounds the process: the experts
     get what runtime, dense parts, attention caches and buffers leave. Without either, all experts may be in memory.
+    ``accelerate``: ``auto`` runs the bundle's twins of dense parts where their providers are installed, ``off`` never,
+    ``cpu`` on the CPU provider; twins round otherwise.
     ``draft`` names what proposes tokens (see ``speculative.drafters``), ``draft_model`` the bundle of ``draft-model``.
     """
 
@@ -58,6 +61,7 @@ class LoadOptions:
     prefill_chunk_tokens: int | None = None
     timeline: Timeline | None = None
     num_threads: int | None = None
+    accelerate: str = "auto"
     draft: str = NO_DRAFTER
     draft_model: Path | str | None = None
 
@@ -190,7 +194,8 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
     engine = make_engine(options.engine, bundle, options.num_threads)
     loader = ExpertLoader(bundle, engine, config, budget, num_loaders, options.timeline)
     try:
-        runner = Runner(bundle, loader, options.prefill_chunk_tokens, options.num_threads)
+        twins = Twins(bundle, options.accelerate, options.num_threads)
+        runner = Runner(bundle, loader, options.prefill_chunk_tokens, options.num_threads, twins)
     except BaseException:
         loader.close()
         raise
@@ -208,7 +213,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             speculator.close()
         runner.close()
         raise
-    notes = list(engine.notes)
+    notes = [*engine.notes, *twins.notes]
     if config.retain and loader.expert_budget_bytes < bundle.token_demand_bytes:
         notes.append(
             f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"

@@ -16,7 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from lesonnx.errors import BundleError, LesonnxError
-from lesonnx.manifest import Part
+from lesonnx.manifest import Part, Positions, Selection, Twin
 
 _ERROR_SEVERITY = 3
 # What ONNX Runtime calls types that have another name here.
@@ -62,16 +62,18 @@ def session_options(*, optimise: bool, num_threads: int | None = None) -> onnxru
 
 
 def open_session(
-    path: Path, options: onnxruntime.SessionOptions, providers: Iterable[str] = ("CPUExecutionProvider",)
+    path: Path,
+    options: onnxruntime.SessionOptions,
+    providers: Iterable[str | tuple[str, dict[str, str]]] = ("CPUExecutionProvider",),
 ) -> onnxruntime.InferenceSession:
-    """A session of a model file; BundleError in one line where ONNX Runtime does not take it."""
+    """A session of a model file, with these providers or none; BundleError where ONNX Runtime does not take it."""
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers), disable_fallback=True)
     except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
         raise BundleError(f"{path}: ONNX Runtime does not take it: {first_line(error)}") from None
 
 
-def check_part(session: onnxruntime.InferenceSession, part: Part, path: Path) -> None:
+def check_part(session: onnxruntime.InferenceSession, part: Part | Twin | Selection | Positions, path: Path) -> None:
     """BundleError where a part's model does not take and give what the manifest says of it."""
     for stated, found, what in (
         (part.inputs, session.get_inputs(), "input"),

@@ -26,6 +26,7 @@ from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
 from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
+from lesonnx.twins import BoundTwin, Twins, TwinWidth
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
@@ -132,6 +133,7 @@ class _StepBuffers:
         # By part and side of the states, the head by side and number of logit rows.
         self.bindings: dict[tuple[str, int], ort.Binding] = {}
         self.heads: dict[tuple[int, int], ort.Binding] = {}
+        self.twins: dict[str, BoundTwin] = {}
 
     def first_rows(self, num_rows: int) -> _StepBuffers:
         """The same memory for a step of fewer rows, to which parts are bound apart."""
@@ -146,7 +148,7 @@ class _StepBuffers:
         ]
         narrow.layer_outputs = self.layer_outputs[:, :num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
-        narrow.bindings, narrow.heads = {}, {}
+        narrow.bindings, narrow.heads, narrow.twins = {}, {}, {}
         return narrow
 
     def layer_rows(self) -> NDArray[np.float32]:
@@ -174,6 +176,7 @@ class Runner:
         loader: ExpertLoader,
         prefill_chunk_tokens: int | None = None,
         num_threads: int | None = None,
+        twins: Twins | None = None,
     ) -> None:
         self.bundle = bundle
         self.loader = loader
@@ -188,7 +191,9 @@ class Runner:
         self.takes_drafts = False
         self._layer_reader: LayerReader | None = None
         self._memory: _MemoryBound | None = None
-        self.states = LayerStates(bundle.manifest)
+        # The bundle's twins that are open here.
+        self.twins = twins or Twins(bundle, "off")
+        self.states = LayerStates(bundle.manifest, self.twins.capacity_tokens)
         options = ort.session_options(optimise=True, num_threads=num_threads)
         # A lookahead is a row of a router, run beside the experts.
         single = ort.session_options(optimise=True, num_threads=1)
@@ -221,6 +226,7 @@ class Runner:
         self.loader.close()
         self._buffers.clear()
         self._sessions.clear()
+        self.twins = Twins(self.bundle, "off")
         self.states = LayerStates(self.bundle.manifest)
 
     @property
@@ -293,6 +299,13 @@ class Runner:
                 self._logits(buffers, [0])
             elif part.role != "replay" and part.name in self._sessions:
                 self._run(buffers, part.name)
+        for num_rows, width in self.twins.widths.items():
+            buffers = self._buffers_for(num_rows)
+            width.begin(buffers.position_ids, self.states.total_sequence_length)
+            for place, segment in enumerate(self._segments):
+                self._run_segment(buffers, place, segment, width)
+            if width.has_head:
+                self._logits(buffers, [0], width=width)
 
     def _share_memory(self, capacity_tokens: int) -> None:
         """Give the experts what a capacity of attention caches leaves them."""
@@ -353,15 +366,20 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
+        # Twins do not give what drafters read, and what verifies drafts should round as what follows them.
+        plain = num_drafts or self._layer_reader
+        width = None if plain else self.twins.for_step(num_rows, self.states)
+        if width is not None:
+            width.begin(buffers.position_ids, self.states.total_sequence_length)
         for place, part in enumerate(self._segments):
-            self._run(buffers, part.name)
+            self._run_segment(buffers, place, part, width)
             telemetry.dense_ms += (time.perf_counter() - began) * 1e3
             lookahead = self._lookahead(buffers, place) if looks_ahead else None
             mixer = self._mixers[place]
             before_experts = partial(self._run, buffers, mixer.name) if mixer else None
             self.loader.run_layer(place, self._work(buffers, place), lookahead, before_experts)
             began = time.perf_counter()
-        logits = self._logits(buffers, logit_rows, num_drafts)
+        logits = self._logits(buffers, logit_rows, num_drafts, width)
         ended = time.perf_counter()
         telemetry.dense_ms += (ended - began) * 1e3
         if governor is not None:
@@ -433,7 +451,9 @@ class Runner:
 
         return scores
 
-    def _logits(self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
+    def _logits(
+        self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0, width: TwinWidth | None = None
+    ) -> Logits:
         """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
         if not logit_rows and not self._head_carries_states and not self._read_of(buffers, self._head):
@@ -447,6 +467,12 @@ class Runner:
             logits = np.empty((len(rows), vocab_size), np.float32)
             self._bind_head(buffers, asked, logits).run()
             return logits if logit_rows else logits[:0]
+        if width is not None and width.has_head:
+            if "head" not in buffers.twins:
+                inputs = self._inputs(buffers, self._head, len(self._segments))
+                buffers.twins["head"] = width.bind_head(inputs, buffers.logits, self.states)
+            buffers.twins["head"].run()
+            return buffers.logits[: len(logit_rows)].copy()
         # A decode step's is bound once; its buffer is the runner's, so the caller gets a copy.
         key = (self.states.side, 1)
         if key not in buffers.heads:
@@ -487,6 +513,20 @@ class Runner:
                 buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
 
+    def _run_segment(self, buffers: _StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
+        """Segment number ``place``: itself, or its twin where the step has twins."""
+        if width is None:
+            self._run(buffers, part.name)
+            return
+        if part.name not in buffers.twins:
+            inputs, outputs = self._inputs(buffers, part, place), self._outputs(buffers, part, place)
+            buffers.twins[part.name] = width.bind(part.name, inputs, outputs, self.states)
+        timeline = self.loader.timeline
+        began = time.perf_counter() if timeline else 0.0
+        buffers.twins[part.name].run()
+        if timeline:
+            timeline.span(DENSE, part.name, began, time.perf_counter())
+
     def _binding(self, buffers: _StepBuffers, name: str) -> ort.Binding:
         """A part bound to the arrays of a width."""
         key = (name, self.states.side)
@@ -518,6 +558,13 @@ class Runner:
         else:
             place = next(index for index, part in enumerate(self._segments) if part.name == name)
             part = self._segments[place]
+        outputs = self._outputs(buffers, part, place) | self._read_of(buffers, part)
+        outputs |= self.states.outputs(name, buffers.input_ids.size)
+        return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+
+    @staticmethod
+    def _outputs(buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
+        """The arrays that a segment or mixer writes, beside states."""
         out = buffers.streams[place % 2]
         known: dict[str, NDArray[Any]] = {
             "residual_out": buffers.mixed_residual if part.role == "mixer" else out.residual,
@@ -527,9 +574,7 @@ class Runner:
             "shared_weights_out": out.shared_weights,
             "router_scores": buffers.router_scores,
         }
-        outputs = {value.name: known[value.name] for value in part.outputs if value.name in known}
-        outputs |= self.states.outputs(name, buffers.input_ids.size) | self._read_of(buffers, part)
-        return ort.Binding(session, self._inputs(buffers, part, place), outputs)
+        return {value.name: known[value.name] for value in part.outputs if value.name in known}
 
     @staticmethod
     def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:

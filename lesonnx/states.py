@@ -6,6 +6,7 @@ states, not the sessions of the parts that use them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,24 @@ class LayerStates:
     """All states of one sequence. Owned by a runner; not thread-safe.
 
     ``position_ids`` values and lengths live in arrays that parts are bound to, so a step only writes numbers.
+    Attention caches hold ``least_capacity_tokens`` from the start.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, least_capacity_tokens: int = 0) -> None:
         self._states = [state for state in manifest.states if state.is_attention]
         self._fixed = StepStates(manifest)
         self.max_tokens = manifest.model.max_position_embeddings
         self.num_tokens = 0
         self.capacity_tokens = 0
+        self._least_capacity_tokens = least_capacity_tokens
         self.arrays: dict[str, NDArray[Any]] = {}
         self.seqlens_k = np.zeros(1, np.int32)
         self.total_sequence_length = np.zeros((), np.int32)
 
     def capacity_for(self, num_tokens: int) -> int:
         """The capacity that holds that many tokens."""
+        if num_tokens <= self._least_capacity_tokens:
+            return self._least_capacity_tokens
         return min(-(-num_tokens // GROWTH_TOKENS) * GROWTH_TOKENS, max(self.max_tokens, num_tokens))
 
     def bytes_at(self, capacity_tokens: int) -> int:
@@ -83,6 +88,11 @@ class LayerStates:
         """The arrays that a part writes its states to in a step of that many rows; valid as those it reads."""
         caches = {state.output: self.arrays[state.name] for state in self._states if state.part == part_name}
         return caches | self._fixed.outputs(part_name, num_rows)
+
+    def write_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Put a step's rows [1, heads, T, size] into attention caches, by the states' names: twins do not."""
+        for name, array in rows.items():
+            self.arrays[name][:, :, self.num_tokens : self.num_tokens + array.shape[2]] = array
 
     def begin(self, num_rows: int) -> None:
         """State the lengths of a step of that many rows; room must have been reserved."""

@@ -61,6 +61,28 @@ class Tokenizer:
             raise InputError("the text holds an unpaired surrogate, expected valid Unicode") from None
         return ids
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a text with what the tokenizer puts before one, and where each token's text ends, in characters.
+
+        White space at the end of a token may lie behind its end: tokenizers may trim what they state.
+        """
+        try:
+            encoding = self._inner.encode(text, add_special_tokens=True)
+        except (TypeError, UnicodeEncodeError):
+            raise InputError("the text holds an unpaired surrogate, expected valid Unicode") from None
+        mask, count = encoding.special_tokens_mask, len(encoding.ids)
+        while count and mask[count - 1]:
+            count -= 1
+        return encoding.ids[:count], [end for _, end in encoding.offsets[:count]]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many texts, nothing added to them; by several threads."""
+        try:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            raise InputError("a text holds an unpaired surrogate, expected valid Unicode") from None
+        return [encoding.ids for encoding in encodings]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no character become U+FFFD, ids beyond the vocabulary nothing.
 
@@ -70,6 +92,11 @@ class Tokenizer:
             return str(self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens))
         except OverflowError:
             raise InputError(f"token ids go from {min(ids)} to {max(ids)}, expected 0 to 2**32 - 1") from None
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id by its name, added ones included."""
+        found: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        return found
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name, such as ``<|im_end|>``; None where there is none."""

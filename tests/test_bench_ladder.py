@@ -31,6 +31,7 @@ from lesonnx.bench.trace import read_trace
 from lesonnx.bench.turns import turns_of
 from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError, LesonnxError
+from lesonnx_export.plan import LayerPrecision
 
 Lesonnx = Callable[..., Any]
 needs_kernel = pytest.mark.skipif(native.library_path() is None, reason="the kernel's library is not built")
@@ -76,24 +77,36 @@ def trace_for(bundle: Path, path: Path, steps: int = 4) -> Path:
     return path
 
 
+def mixed_sample(bundle_of: BundleFactory) -> Path:
+    """The sample in 2 bits but for its first and last layers."""
+    precisions = tuple(LayerPrecision.uniform(bits, 64) for bits in (4, 2, 2, 2, 2, 4))
+    return bundle_of("sample", bits=4, dense_bits=8, precisions=precisions)
+
+
 # -- the ladder --------------------------------------------------------------------------------------------------------
 
 
 @needs_kernel
-def test_every_technique_generates_the_same(sample_bundle: Path, tmp_path: Path, no_processes: None) -> None:
+def test_every_technique_generates_the_same(
+    bundle_of: BundleFactory, sample_bundle: Path, tmp_path: Path, no_processes: None
+) -> None:
     # Those that draft have a test of their own: their logits come from passes of several rows.
     techniques = [technique for technique in BY_NAME.values() if technique.draft is None]
-    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), techniques, tmp_path)
+    mixed = mixed_sample(bundle_of)
+    found = run_ladder(Bundle(sample_bundle), spec_for(sample_bundle), techniques, tmp_path, mixed=mixed)
     assert [row["name"] for row in found.rows] == [*(technique.name for technique in techniques), "serial"]
     assert found.rows[-1]["technique"].startswith(AGAIN)
     # One digest an engine; run_ladder itself refuses others.
-    assert len({(row["engine"], row["digest"]) for row in found.rows}) == 2
-    assert found.notes == [] or "first differ" in found.notes[0]
+    assert len({(row["engine"], row["digest"]) for row in found.rows if not row["is_mixed"]}) == 2
+    assert "mixed precision is another model" in found.notes[0]
+    assert len(found.notes) == 1 or "first differ" in found.notes[1]
     assert not list(tmp_path.iterdir())
     by_name = {row["name"]: row for row in found.rows}
     assert by_name["serial-packs"]["hit_rate"] == 0 == by_name["plain"]["hit_rate"]
     assert by_name["cache"]["hit_rate"] > 0 < by_name["les"]["hit_rate"]
     assert by_name["lookahead"]["lookahead_loads_per_token"] > 0 == by_name["les"]["lookahead_loads_per_token"]
+    assert by_name["mixed"]["digest"] != by_name["lookahead"]["digest"]
+    assert 0 < by_name["mixed"]["bytes_per_token"] < by_name["lookahead"]["bytes_per_token"]
     assert by_name["serial"]["bytes_per_token"] <= by_name["serial-packs"]["bytes_per_token"]
     assert by_name["plain"]["warm_tokens_per_s"] > 0
     for row in found.rows:
@@ -102,6 +115,21 @@ def test_every_technique_generates_the_same(sample_bundle: Path, tmp_path: Path,
         assert row["roofline_ms"] == max(row["flash_ms"], found.compute_ms)
         assert row["peak_bytes"] > 0
     assert by_name["serial-packs"]["ratio_same_loader"] == 1 == by_name["plain"]["ratio_plain"]
+
+
+@needs_kernel
+def test_rows_in_mixed_precision_are_held_to_each_other(
+    lesonnx: Lesonnx, bundle_of: BundleFactory, sample_bundle: Path, no_processes: None
+) -> None:
+    arguments = ("bench", "ladder", sample_bundle, "--tokens", "2", "--warmup", "1")
+    mixed = ("--mixed", mixed_sample(bundle_of))
+    done = lesonnx(*arguments, *mixed, "--rows", "mixed,lookahead,mixed", "--json")
+    assert [row["is_mixed"] for row in json.loads(done.out)["rows"]] == [True, False, True, True]
+    assert "+ mixed precision" in lesonnx(*arguments, *mixed, "--rows", "lookahead,mixed").out
+    refused = lesonnx(*arguments, "--rows", "mixed")
+    assert (refused.code, refused.error) == (2, "error: --rows 'mixed' needs a bundle: --mixed")
+    other = lesonnx(*arguments, "--mixed", bundle_of("qwen2_moe"))
+    assert (other.code, "is of another model" in other.error) == (2, True)
 
 
 def test_a_plain_row_of_recurrent_layers(bundle_of: BundleFactory) -> None:
@@ -212,7 +240,7 @@ def test_one_token_s_experts_over_and_over_are_all_hits(sample_bundle: Path) -> 
 
 
 def test_rows_of_one_engine_that_differ_are_refused() -> None:
-    row = {"name": "cache", "engine": "kernel", "digest": "a", "token_ids": [1, 2]}
+    row = {"name": "cache", "is_mixed": False, "engine": "kernel", "digest": "a", "token_ids": [1, 2]}
     assert check_equal([row, {**row, "name": "les"}]) == []
     with pytest.raises(LesonnxError, match="rows cache and les gave different logits"):
         check_equal([row, {**row, "name": "les", "digest": "b"}])

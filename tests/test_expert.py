@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lesonnx.bundle import Bundle
 from lesonnx.manifest import MATRIX_NAMES, PAGE_BYTES, TENSOR_ALIGNMENT_BYTES, ExpertKind
+from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.expert import PACK_NAME, ExpertModel, ExpertShape, expert_bytes, make_kind
 from lesonnx_export.quantize import dequantize, quantize
 
@@ -69,7 +70,10 @@ def reference(shape: ExpertShape, kind: ExpertKind, tensors: dict[str, NDArray[n
 def write_pack(directory: Path, kind: ExpertKind, shape: ExpertShape, count: int) -> list[dict[str, Any]]:
     """A pack of some experts with a model beside it for each."""
     experts = [make_tensors(shape, seed) for seed in range(count)]
-    pack = b"".join(expert_bytes(kind, tensors, "test").tobytes() for tensors in experts)
+    pack = b"".join(
+        expert_bytes(kind, tensors, quantize_expert(kind, tensors, None, place).matrices).tobytes()
+        for place, tensors in enumerate(experts)
+    )
     (directory / PACK_NAME).write_bytes(pack)
     model = ExpertModel(kind)
     for place in range(count):

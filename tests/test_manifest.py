@@ -263,6 +263,7 @@ def test_documents_that_are_none(content: str) -> None:
 def test_keys_may_not_be_missing(text: str) -> None:
     for key in Manifest.model_fields:
         document = json.loads(text)
+        # A bundle without them has no key for them.
         document.pop(key, None)
         if Manifest.model_fields[key].is_required():
             with pytest.raises(BundleError, match=f"{key}: Field required"):

@@ -19,6 +19,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = "tests/data/checkpoints"
+TWINS: dict[str, Any] = {"accelerate": "dense", "prefill_chunk_tokens": 8, "twin_capacity_tokens": 48}
+# Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits, blocks
+# of several sizes, matrices of one expert that differ, experts of one page and of more.
+MIXED = [
+    ([(2, 16), (4, 32), (8, 32)], [(4, 64), (4, 64), (2, 32)]),
+    ([(2, 16), (2, 16), (2, 16)], [(8, 16), (8, 16), (8, 64)]),
+    ([(8, 16), (8, 16), (8, 16)], [(2, 64), (2, 64), (4, 16)]),
+]
 # Name -> checkpoint and export options.
 BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "sample-int4": ("lesonnx/sample", {"bits": 4}),
@@ -33,6 +41,13 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss-float": (f"{CHECKPOINTS}/gpt_oss", {"bits": 32}),
     "gemma4_text-float": (f"{CHECKPOINTS}/gemma4_text", {"bits": 32}),
     "smallthinker-float": (f"{CHECKPOINTS}/smallthinker", {"bits": 32}),
+    # The prompt is two chunks that have twins and a rest; generation goes on beyond what twins' caches hold.
+    "qwen3_moe-twins-ios-float": (f"{CHECKPOINTS}/qwen3_moe", {"bits": 32, "target": "ios"} | TWINS),
+    "qwen2_moe-twins-android-int4": (
+        f"{CHECKPOINTS}/qwen2_moe",
+        {"bits": 4, "dense_bits": 8, "target": "android", "twin_bits": 32} | TWINS,
+    ),
+    "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
     "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
     "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
 }
@@ -73,13 +88,33 @@ def export_bundles(out: Path) -> None:
         target = out / "bundles" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            export_bundle(ROOT / checkpoint, target, ExportOptions(**options))
+            export_bundle(ROOT / checkpoint, target, ExportOptions(**options | precisions_of(options)))
+
+
+def precisions_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The precisions that options state as numbers, as the exporter takes them."""
+    from lesonnx_export.expert import ExpertPrecision, MatrixPrecision
+    from lesonnx_export.plan import LayerPrecision
+
+    layers = options.get("precisions")
+    if layers is None:
+        return {}
+
+    def expert(matrices: list[tuple[Any, int]]) -> ExpertPrecision:
+        return ExpertPrecision(*(MatrixPrecision(bits, block_size) for bits, block_size in matrices))
+
+    return {"precisions": tuple(LayerPrecision(expert(routed), expert(shared)) for routed, shared in layers)}
 
 
 def run_case(
-    bundle: Path, engine: str, prompt: str | list[int], sampling: dict[str, Any] | None, rewinds: bool = False
+    bundle: Path,
+    engine: str,
+    prompt: str | list[int],
+    sampling: dict[str, Any] | None,
+    rewinds: bool = False,
+    accelerate: str = "off",
 ) -> dict[str, Any]:
-    """Tokens and logits of one generation, step by step.
+    """Tokens and logits of one generation, step by step; with ``accelerate`` "cpu" by twins on the CPU provider.
 
     With ``rewinds`` a step of ``step_ids`` follows the prompt and is taken back but for its first ``kept_tokens``. The
     generation goes on from there: the first logits are the step's, of the last row that stays.
@@ -89,7 +124,7 @@ def run_case(
     import lesonnx
     from lesonnx.sampling import Sampler, SamplingOptions
 
-    with lesonnx.load(bundle, engine=engine, num_threads=NUM_THREADS) as model:
+    with lesonnx.load(bundle, engine=engine, num_threads=NUM_THREADS, accelerate=accelerate) as model:
         prompt_ids = model.encode(prompt)
         sampler = Sampler(SamplingOptions(**(sampling or {})))
         sampler.accept_all(prompt_ids)
@@ -213,6 +248,15 @@ def write_references(out: Path) -> None:
             for engine in ("kernel", "session")
             for kind, sampling in (("greedy", None), ("sampled", SAMPLED))
         ]
+        if bundle.manifest.twins is not None:
+            # The same generations by twins: their tokens and logits are others where twins ran.
+            twins: dict[str, Any] = {"accelerate": "cpu"}
+            by_twins = [
+                write_case(stem, "twins-greedy", run_case(bundle.directory, "kernel", prompt, None, **twins)),
+                write_case(stem, "twins-rewind", run_case(bundle.directory, "kernel", prompt, None, True, **twins)),
+            ]
+        else:
+            by_twins = []
         rewind = write_case(stem, "rewind-kernel", run_case(bundle.directory, "kernel", prompt, None, rewinds=True))
         document = {
             "onnxruntime": version,
@@ -226,6 +270,7 @@ def write_references(out: Path) -> None:
             },
             "cases": cases,
             "rewinds": [rewind],
+            **({"twins": by_twins} if by_twins else {}),
             **({"drafter": run_drafts(bundle.directory, PROMPT)} if bundle.manifest.drafter else {}),
             "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
             if tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lesonnx.bundle import Bundle, read_checksums
@@ -85,7 +86,7 @@ def read_spec(bundle: Bundle, target: Target, title: str | None = None) -> Spec:
     checksums = bundle.file("checksums.json")
     download = sum(size for size, _ in read_checksums(checksums).values()) + checksums.stat().st_size
     return Spec(
-        title=title or default_title(manifest.model, manifest.quantization),
+        title=title or default_title(manifest.model, manifest.expert_bits),
         manifest_sha256=hashlib.sha256(bundle.file("manifest.json").read_bytes()).hexdigest(),
         target=target,
         model=manifest.model,
@@ -112,12 +113,12 @@ def read_spec(bundle: Bundle, target: Target, title: str | None = None) -> Spec:
     )
 
 
-def default_title(model: ModelFacts, quantization: Quantization) -> str:
-    """A title where none is given: ``qwen3_moe, 30.5 B parameters, int4``."""
+def default_title(model: ModelFacts, expert_bits: Sequence[int]) -> str:
+    """A title where none is given: ``qwen3_moe, 30.5 B parameters, int4``; with mixed precision, ``int2/4/8``."""
     count = model.num_parameters
     size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
-    bits = quantization.expert_bits
-    return f"{model.model_type}, {size} parameters, {'float32' if bits == 32 else f'int{bits}'}"
+    precision = "float32" if list(expert_bits) == [32] else f"int{'/'.join(map(str, expert_bits))}"
+    return f"{model.model_type}, {size} parameters, {precision}"
 
 
 def suggest_budgets(least_bytes: int, token_demand_bytes: int, expert_bytes: int) -> list[Budget]:

@@ -12,6 +12,7 @@ BENCHMARKS = {
     "load": "lesonnx.bench.load:load",
     "ladder": "lesonnx.bench.ladder:ladder",
     "lookahead": "lesonnx.bench.lookahead:lookahead",
+    "precision": "lesonnx_export.precision_curve:precision",
     "prefill": "lesonnx.bench.prefill:prefill",
     "speculate": "lesonnx.bench.speculate:speculate",
     "synth": "lesonnx_export.synth:synth",

@@ -53,6 +53,7 @@ class Technique:
     compute_first: bool | None = None
     lookahead: bool | None = None
     governor: bool = False
+    is_mixed: bool = False
     draft: str | None = None
 
 
@@ -66,6 +67,7 @@ TECHNIQUES = (
     Technique("les", "+ les eviction", "auto", "les", policy="les", compute_first=False, lookahead=False),
     Technique("compute-first", "+ compute-first", "auto", "les", compute_first=True, lookahead=False),
     Technique("lookahead", "+ lookahead", "auto", "les", compute_first=True, lookahead=True),
+    Technique("mixed", "+ mixed precision", "auto", "les", compute_first=True, lookahead=True, is_mixed=True),
     Technique("governed", "+ governor", "auto", "les", compute_first=True, lookahead=True, governor=True),
     Technique("ngram", "+ speculative (ngram)", "auto", "les", governor=True, draft="ngram"),
     Technique("dspark", "+ speculative (dspark)", "auto", "les", governor=True, draft="dspark"),
@@ -85,6 +87,7 @@ AGAIN = "again, for drift: "
 @click.option("--prompt", help="The text to go on from, where the bundle has a tokenizer.")
 @click.option("--routing", type=BUNDLE, help="Take required experts from this routing trace (random weights).")
 @click.option("--recall", type=click.FloatRange(0, 1), default=0.886, show_default=True, help="Of its predictions.")
+@click.option("--mixed", type=BUNDLE, help="The same model in mixed precision: the row after the lookahead.")
 @click.option(
     "--acceptance", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Of drafts, with --routing."
 )
@@ -109,6 +112,7 @@ def ladder(
     prompt: str | None,
     routing: Path | None,
     recall: float,
+    mixed: Path | None,
     acceptance: float,
     names: str | None,
     loaders: int,
@@ -150,8 +154,12 @@ def ladder(
     def progress(text: str) -> None:
         console.print(text, style="dim", highlight=False)
 
+    techniques = chosen(names, mixed is not None)
+    if mixed is not None:
+        check_same_model(opened, Bundle(mixed))
     with busy_cores(busy):
-        found = run_ladder(opened, base, drafting_here(opened, chosen(names), names, routing), temp, progress)
+        here = drafting_here(opened, techniques, names, routing)
+        found = run_ladder(opened, base, here, temp, progress, mixed)
     found.busy = busy
     labels = [] if routing is None else [f"routing from {routing.name}, random weights"]
     if busy:
@@ -167,15 +175,27 @@ def ladder(
         plot_ladder(found, plot)
 
 
-def chosen(names: str | None) -> list[Technique]:
+def chosen(names: str | None, has_mixed: bool = False) -> list[Technique]:
     """The techniques of ``--rows``; the same one may stand there several times (A, B, A). All without it."""
     if names is None:
-        return list(TECHNIQUES)
+        return [technique for technique in TECHNIQUES if has_mixed or not technique.is_mixed]
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in BY_NAME:
             raise InputError(f"--rows {name!r} is not one of {', '.join(BY_NAME)}")
+        if BY_NAME[name].is_mixed and not has_mixed:
+            raise InputError(f"--rows {name!r} needs a bundle: --mixed")
     return [BY_NAME[name] for name in wanted]
+
+
+def check_same_model(bundle: Bundle, mixed: Bundle) -> None:
+    """InputError where two bundles cannot be of one model."""
+    ours, theirs = bundle.manifest, mixed.manifest
+    # How many bytes its parameters take is what may differ.
+    if ours.model != theirs.model or [e.layer_idx for e in ours.expert_layers] != [
+        e.layer_idx for e in theirs.expert_layers
+    ]:
+        raise InputError(f"--mixed {mixed.directory}: is of another model than {bundle.directory}")
 
 
 def drafting_here(
@@ -241,8 +261,9 @@ def run_ladder(
     techniques: Sequence[Technique],
     temp: Path | None,
     progress: Callable[[str], None] = lambda text: None,
+    mixed: Path | None = None,
 ) -> Ladder:
-    """Run the rows one after another. LesonnxError where two rows of one engine differ in a bit."""
+    """Run the rows one after another. LesonnxError where two rows of one bundle and engine differ in a bit."""
     notes: list[str] = []
     techniques = list(techniques)
     with ExitStack() as stack:
@@ -267,11 +288,12 @@ def run_ladder(
             plan.append((first_kernel, AGAIN + first_kernel.title))
         for technique, title in plan:
             progress(title)
-            row = run_process(spec_of(technique, base, copy))
+            row = run_process(spec_of(technique, base, copy, mixed))
             speeds.append(measure_flash(bundle, base.num_loaders))
             # Flash drifts: a row is held against the faster of what was measured just before and just after it.
             bytes_per_s = max(speed.bytes_per_s for speed in speeds[-2:])
-            rows.append({"technique": title, "name": technique.name, "flash_bytes_per_s": bytes_per_s, **row})
+            facts = {"technique": title, "name": technique.name, "is_mixed": technique.is_mixed}
+            rows.append({**facts, "flash_bytes_per_s": bytes_per_s, **row})
     progress("compute alone")
     hits = run_process(hits_spec(bundle, base))
     notes += check_equal(rows)
@@ -292,9 +314,10 @@ def run_ladder(
     return found
 
 
-def spec_of(technique: Technique, base: RowSpec, copy: Path | None) -> RowSpec:
+def spec_of(technique: Technique, base: RowSpec, copy: Path | None, mixed: Path | None = None) -> RowSpec:
     return replace(
         base,
+        bundle=str(mixed) if technique.is_mixed and mixed is not None else base.bundle,
         engine=technique.engine,
         schedule=technique.schedule,
         num_loaders=base.num_loaders if technique.parallel else 1,
@@ -337,21 +360,24 @@ def run_process(spec: RowSpec) -> Row:
 def check_equal(rows: Sequence[Row]) -> list[str]:
     """Within an engine, all logits are the same bits; across engines, gives where tokens first differ, if they do.
 
-    Rows with drafts are held to tokens alone, and not to them where rounding may decide.
+    Rows in mixed precision are of another model: they are compared with each other alone. Rows with drafts are held to
+    tokens alone, and not to them where rounding may decide.
     """
-    firsts: dict[str, Row] = {}
+    firsts: dict[tuple[bool, str], Row] = {}
     for row in rows:
         if row["digest"] is None:
             continue
-        first = firsts.setdefault(row["engine"], row)
+        first = firsts.setdefault((row["is_mixed"], row["engine"]), row)
         if first["digest"] != row["digest"] or first["token_ids"] != row["token_ids"]:
             raise LesonnxError(f"rows {first['name']} and {row['name']} gave different logits, expected the same bits")
     notes = []
     for row in rows:
-        plain = firsts.get(row["engine"])
+        plain = firsts.get((row["is_mixed"], row["engine"]))
         if row["digest"] is None and row["draft"] != ORACLE and plain and row["token_ids"] != plain["token_ids"]:
             notes.append(f"row {row['name']}: other tokens than without drafts, where a row's rounding decided")
-    reference, *others = firsts.values() or [rows[0]]
+    if any(is_mixed for is_mixed, _ in firsts):
+        notes.append("mixed precision is another model: its tokens are its own, compared with its own rows alone")
+    reference, *others = [row for (is_mixed, _), row in firsts.items() if not is_mixed] or [rows[0]]
     for row in others:
         pairs = enumerate(zip(reference["token_ids"], row["token_ids"], strict=True))
         where = next((number for number, (one, other) in pairs if one != other), None)

@@ -1,4 +1,4 @@
-"""``lesonnx bench load``: what bringing one expert into memory costs on each engine, wall and processor time.
+"""``lesonnx bench load``: what bringing one expert into memory costs on each engine, by kind, wall and processor time.
 
 Engines take turns within one run, so that what else the machine does meets both alike.
 """
@@ -28,8 +28,10 @@ ENGINES = ("kernel", "session")
 
 @dataclass(frozen=True)
 class LoadCost:
-    """Medians over the loads. A session packs some weights only in its first run, so that belongs to the load."""
+    """Medians of one kind. A session packs some weights only in its first run, so that belongs to the load."""
 
+    kind: str
+    precision: str
     engine: str
     wall_ms: float
     cpu_ms: float
@@ -38,28 +40,43 @@ class LoadCost:
 
 
 def measure(bundle: Bundle, num_experts: int, num_threads: int | None) -> list[LoadCost]:
-    """Load, run once and evict experts from all over the bundle, one at a time, the engines in turns."""
+    """Load, run once and evict experts from all over the bundle, one at a time, kinds and engines in turns.
+
+    Of each kind as many, ``num_experts`` in all or at least one of each.
+    """
     engines = {
         name: make_engine(name, bundle, num_threads) for name in ENGINES if name != "kernel" or not why_not(bundle)
     }
-    chosen = [bundle.experts[int(place)] for place in np.linspace(0, len(bundle.experts) - 1, num_experts)]
-    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
-    read_bytes: dict[str, int] = {}
+    samples: dict[tuple[int, str], list[tuple[float, float, float]]] = {}
+    read_bytes: dict[tuple[int, str], int] = {}
     try:
         for engine in engines.values():
             engine.resize([max(kind.cost_bytes for kind in bundle.manifest.expert_kinds)])
-        for expert in chosen:
+        for expert in _spread(bundle, num_experts):
             for name, engine in engines.items():
-                sample, read_bytes[name] = _load_once(bundle, engine, expert)
-                samples[name].append(sample)
+                key = expert.kind_idx, name
+                sample, read_bytes[key] = _load_once(bundle, engine, expert)
+                samples.setdefault(key, []).append(sample)
     finally:
         for engine in engines.values():
             engine.close()
     costs = []
-    for name, rows in samples.items():
+    for (kind_idx, name), rows in sorted(samples.items()):
+        kind = bundle.manifest.expert_kinds[kind_idx]
         wall_ms, cpu_ms, run_ms = (statistics.median(column) for column in zip(*rows, strict=True))
-        costs.append(LoadCost(name, wall_ms, cpu_ms, run_ms, read_bytes[name]))
+        costs.append(LoadCost(kind.name, kind.precision, name, wall_ms, cpu_ms, run_ms, read_bytes[kind_idx, name]))
     return costs
+
+
+def _spread(bundle: Bundle, num_experts: int) -> list[Expert]:
+    """Experts from all over the bundle, as many of each kind, kinds in turns; where there are few, they come again."""
+    by_kind: dict[int, list[Expert]] = {}
+    for expert in bundle.experts:
+        by_kind.setdefault(expert.kind_idx, []).append(expert)
+    count = max(1, num_experts // len(by_kind))
+    places = [[round(place) for place in np.linspace(0, len(experts) - 1, count)] for experts in by_kind.values()]
+    rows = zip(*places, strict=True)
+    return [experts[place] for row in rows for experts, place in zip(by_kind.values(), row, strict=True)]
 
 
 def _load_once(bundle: Bundle, engine: ExpertEngine, expert: Expert) -> tuple[tuple[float, float, float], int]:
@@ -95,9 +112,11 @@ def load(bundle: Path, experts: int, threads: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
         return
-    table = Table("engine", "load and first run, ms", "processor, ms", "first run alone, ms", "read")
+    table = Table("kind", "bits (block)", "engine", "load and first run, ms", "processor, ms", "first run, ms", "read")
     for row in rows:
         table.add_row(
+            row.kind,
+            row.precision,
             row.engine,
             f"{row.wall_ms:.2f}",
             f"{row.cpu_ms:.2f}",
@@ -106,8 +125,9 @@ def load(bundle: Path, experts: int, threads: int, as_json: bool) -> None:
         )
     console = Console()
     console.print(table)
-    if len(rows) == len(ENGINES):
-        share = rows[0].cpu_ms / rows[1].cpu_ms
+    by_engine = {name: [row.cpu_ms for row in rows if row.engine == name] for name in ENGINES}
+    if by_engine["kernel"]:
+        share = sum(by_engine["kernel"]) / sum(by_engine["session"])
         console.print(f"the kernel's load takes {share:.0%} of the session's processor time")
     else:
         console.print(f"the kernel is not measured: {why_not(Bundle(bundle))}")

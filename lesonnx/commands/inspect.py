@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -15,22 +16,42 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
-from lesonnx.manifest import Drafter, ExpertKind, TokenizerFiles
+from lesonnx.manifest import Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.step_states import StepStates
+
+if TYPE_CHECKING:
+    from lesonnx.bench.load import LoadCost
+    from lesonnx.usability import Report
+
+# Loads of each kind of expert that ``--loads`` times on each engine.
+LOADS_A_KIND = 16
 
 
 @click.command()
 @click.argument("bundle", type=BUNDLE, required=False)
 @click.option("--verify", is_flag=True, help="Compare every file with checksums.json.")
+@click.option("--loads", is_flag=True, help="Measure what loading an expert of each kind costs, on each engine.")
 @click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
 @click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
+@click.option(
+    "--target", type=click.Choice(["ios", "android"]), help="Say what CoreML or NNAPI would take of it, part by part."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, memory: int | None, as_json: bool) -> None:
+def inspect(
+    bundle: Path | None,
+    verify: bool,
+    loads: bool,
+    shape: str | None,
+    bits: str,
+    memory: int | None,
+    target: Literal["ios", "android"] | None,
+    as_json: bool,
+) -> None:
     """Show the model, parts, states and bytes of the bundle BUNDLE."""
     if shape is not None:
-        if bundle is not None or verify:
+        if bundle is not None or verify or loads or target:
             raise click.UsageError("--shape needs no bundle: give one of both")
         from lesonnx_export.sizes import print_sizes
 
@@ -41,16 +62,47 @@ def inspect(bundle: Path | None, verify: bool, shape: str | None, bits: str, mem
     if memory is not None:
         raise click.UsageError("--memory goes with --shape")
     opened = Bundle(bundle)
+    if target is not None:
+        from lesonnx.usability import check_bundle
+
+        _print_usability(check_bundle(opened, target), as_json)
+        return
     verified = _verify(opened, quiet=as_json) if verify else None
+    costs = _measure_loads(opened) if loads else None
     if as_json:
-        print(json.dumps(describe(opened, verified)))
+        print(json.dumps(describe(opened, verified, costs)))
         return
     console = Console()
     _print_facts(console, opened)
     _print_parts(console, opened)
     _print_layers(console, opened)
+    _print_loads(console, opened, costs)
     if verified is not None:
         console.print(f"checksums: all {verified} files are as exported")
+
+
+def _print_usability(report: Report, as_json: bool) -> None:
+    """Parts that read alike but for their layer are one row; the verdict is the last line."""
+    from lesonnx.usability import WHY_NOT_EXPERTS
+
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for part in report.parts:
+        name = re.sub(r"_\d{3}", "_<layer>", part.name)
+        runs_on = part.provider.removesuffix("ExecutionProvider")
+        breaks = ", ".join(blocker.rpartition(":")[2] for blocker in part.blockers if blocker != WHY_NOT_EXPERTS)
+        key = (name, runs_on, f"{part.supported} of {part.nodes}", str(part.partitions), breaks)
+        rows.setdefault(key, []).append(part.name)
+    table = Table("part", "runs on", "taken", "pieces", title=f"What {report.checked} would take", title_justify="left")
+    table.add_column("what breaks it", overflow="fold")
+    for (name, *cells), names in rows.items():
+        table.add_row(names[0] if len(names) == 1 else f"{name} ({len(names)})", *cells)
+    console = Console()
+    console.print(table)
+    for line in (WHY_NOT_EXPERTS, report.verdict):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _verify(bundle: Bundle, quiet: bool) -> int:
@@ -62,9 +114,16 @@ def _verify(bundle: Bundle, quiet: bool) -> int:
         return bundle.verify(lambda num_bytes: progress.advance(task, num_bytes))
 
 
-def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
+def _measure_loads(bundle: Bundle) -> list[LoadCost]:
+    from lesonnx.bench.load import measure
+
+    return measure(bundle, LOADS_A_KIND * len(bundle.manifest.expert_kinds), num_threads=1)
+
+
+def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] | None = None) -> dict[str, Any]:
     """What ``--json`` prints."""
     manifest = bundle.manifest
+    losses = expected_losses(manifest)
     return {
         "model": manifest.model.model_dump(mode="json"),
         "quantization": manifest.quantization.model_dump(mode="json"),
@@ -75,11 +134,31 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
         "dense_bytes": dense_bytes(bundle),
+        "twin_bytes": twin_bytes(bundle),
         "expert_bytes": bundle.expert_bytes,
         "layers": [
-            {"layer_idx": layer.layer_idx, "num_experts": layer.num_experts, "bytes": bundle.pack_bytes(layer)}
+            {
+                "layer_idx": layer.layer_idx,
+                "num_experts": layer.num_experts,
+                "bytes": bundle.pack_bytes(layer),
+                "kind": manifest.expert_kinds[layer.kind].name,
+                "shared_kind": None if layer.shared_kind is None else manifest.expert_kinds[layer.shared_kind].name,
+                "expected_loss": losses.get(layer.layer_idx),
+            }
             for layer in manifest.expert_layers
         ],
+        "kinds": [
+            {
+                "name": kind.name,
+                "cost_bytes": kind.cost_bytes,
+                "matrices": {
+                    name: {"bits": matrix.bits, "block_size": matrix.block_size}
+                    for name, matrix in kind.matrices.items()
+                },
+            }
+            for kind in manifest.expert_kinds
+        ],
+        "loads": None if loads is None else [asdict(cost) for cost in loads],
         "least_budget_bytes": bundle.least_budget_bytes,
         "token_demand_bytes": bundle.token_demand_bytes,
         "state_bytes_per_token": state_bytes_per_token(bundle),
@@ -87,6 +166,12 @@ def describe(bundle: Bundle, verified_files: int | None) -> dict[str, Any]:
         "skipped_tensors": manifest.skipped_tensors,
         "verified_files": verified_files,
     }
+
+
+def expected_losses(manifest: Manifest) -> dict[int, float]:
+    """What rounding a layer's experts is expected to cost, in nats of KL a token; empty without calibration."""
+    calibration = manifest.quantization.calibration
+    return {} if calibration is None else {layer.layer_idx: layer.expected_loss for layer in calibration.layers}
 
 
 def chat_facts(files: TokenizerFiles | None) -> dict[str, Any]:
@@ -114,7 +199,14 @@ def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
-    return sum(path.stat().st_size for directory in directories for path in directory.iterdir())
+    return sum(path.stat().st_size for directory in directories for path in directory.iterdir()) - twin_bytes(bundle)
+
+
+def twin_bytes(bundle: Bundle) -> int:
+    """Bytes of twins and what goes with them; 0 without."""
+    twins = bundle.manifest.twins
+    paths = {twins.data, *(model.path for model in (*twins.helpers, *twins.parts))} if twins else set()
+    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def state_bytes_per_token(bundle: Bundle) -> int:
@@ -143,17 +235,36 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
         f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches){fixed}",
-        "weights": f"experts {_bits(quantization.expert_bits)}, dense {_bits(quantization.dense_bits)}",
+        "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
-        "dense parts": format_bytes(dense_bytes(bundle)),
+        "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
         f" one token's demand {format_bytes(bundle.token_demand_bytes)}",
     }
+    if calibration := quantization.calibration:
+        rows["calibrated"] = _calibrated(bundle, calibration)
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _twins(bundle: Bundle) -> str:
+    twins = bundle.manifest.twins
+    if twins is None:
+        return ""
+    rows = ", ".join(map(str, sorted({twin.rows for twin in twins.parts})))
+    shown = f"{format_bytes(twin_bytes(bundle))} in float{twins.float_bits}"
+    return f"; twins {shown}, for steps of {rows} tokens over caches of {twins.capacity_tokens}"
+
+
+def _calibrated(bundle: Bundle, calibration: Calibration) -> str:
+    """One line on what experts were quantized for."""
+    text = "random tokens" if calibration.text_sha256 is None else f"a text ({calibration.text_sha256[:12]}…)"
+    share = bundle.expert_bytes / calibration.baseline_bytes
+    asked = "" if calibration.target_size is None else f" (asked for: {calibration.target_size:g})"
+    return f"on {calibration.num_tokens:,} tokens of {text}; {share:.3f} of the bytes of uniform 4 bits{asked}"
 
 
 def _chat(files: TokenizerFiles | None) -> str:
@@ -203,25 +314,51 @@ def _numberless(names: list[str]) -> str:
 
 
 def _print_layers(console: Console, bundle: Bundle) -> None:
+    losses = expected_losses(bundle.manifest)
     table = Table("layer", "experts", "each", "bits (block)", "shared", "pack", title="Experts", title_justify="left")
+    if losses:
+        table.add_column("expected loss", justify="right")
     kinds = bundle.manifest.expert_kinds
     for layer in bundle.manifest.expert_layers:
         kind = kinds[layer.kind]
-        shared = "" if layer.shared_kind is None else format_bytes(kinds[layer.shared_kind].cost_bytes)
-        size = format_bytes(bundle.pack_bytes(layer))
+        shared = ""
+        if layer.shared_kind is not None:
+            shared_kind = kinds[layer.shared_kind]
+            shared = f"{format_bytes(shared_kind.cost_bytes)}, {shared_kind.precision}"
         table.add_row(
-            str(layer.layer_idx), str(layer.num_experts), format_bytes(kind.cost_bytes), _kind_bits(kind), shared, size
+            str(layer.layer_idx),
+            str(layer.num_experts),
+            format_bytes(kind.cost_bytes),
+            kind.precision,
+            shared,
+            format_bytes(bundle.pack_bytes(layer)),
+            *([f"{losses[layer.layer_idx]:.2g}"] if losses else []),
         )
     console.print(table)
 
 
-def _kind_bits(kind: ExpertKind) -> str:
-    shown = [f"{m.bits} ({m.block_size})" if m.block_size else str(m.bits) for m in kind.matrices.values()]
-    return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
+def _print_loads(console: Console, bundle: Bundle, costs: list[LoadCost] | None) -> None:
+    """What a load costs, where it was measured; otherwise, of mixed precision, how to find out."""
+    if costs is None:
+        if len(bundle.manifest.expert_kinds) > 1:
+            console.print(
+                "A load costs its bytes with the kernel engine; sessions pack the weights too, by bits and blocks:"
+                " --loads measures both.",
+                soft_wrap=True,
+            )
+        return
+    table = Table(
+        "bits (block)", "engine", "load, ms", "processor, ms", "read", title="Loads of one expert, with its first run"
+    )
+    table.title_justify = "left"
+    for cost in costs:
+        row = (cost.precision, cost.engine, f"{cost.wall_ms:.2f}", f"{cost.cpu_ms:.2f}", format_bytes(cost.read_bytes))
+        table.add_row(*row)
+    console.print(table)
 
 
-def _bits(bits: int) -> str:
-    return "float32" if bits == 32 else f"int{bits}"
+def _bits(*bits: int) -> str:
+    return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"
 
 
 def _count(number: int) -> str:

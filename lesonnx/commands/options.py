@@ -89,6 +89,13 @@ load_options = apply(
             "--threads", type=click.IntRange(1, MAX_THREADS), help="Threads that compute.  [default: all cores]"
         ),
         click.option(
+            "--accelerate",
+            type=click.Choice(["auto", "off", "cpu"]),
+            default="auto",
+            show_default=True,
+            help="Dense parts on an accelerator, where bundle and ONNX Runtime have one; cpu tries those parts here.",
+        ),
+        click.option(
             "--draft",
             type=click.Choice(["none", "ngram", "draft-model", "dspark", "mtp"]),
             default="none",
@@ -134,6 +141,7 @@ def make_load_options(values: dict[str, Any]) -> Any:
         memory_budget_bytes=values.pop("memory_budget"),
         prefill_chunk_tokens=values.pop("prefill_chunk"),
         num_threads=values.pop("threads"),
+        accelerate=values.pop("accelerate"),
         draft=values.pop("draft"),
         draft_model=values.pop("draft_model"),
     )

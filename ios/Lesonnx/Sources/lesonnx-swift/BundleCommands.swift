@@ -15,7 +15,7 @@ enum InspectCommand {
         let facts = bundle.manifest.model
         let needs = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: context)
         print("model    \(facts.modelType), \(facts.numHiddenLayers) layers, \(facts.numExpertsPerTok) of \(facts.numExperts) experts a token")
-        print("experts  \(formatBytes(needs.allExpertBytes)) in \(bundle.manifest.quantization.expertBits) bits; a token uses \(formatBytes(needs.tokenExpertBytes))")
+        print("experts  \(formatBytes(needs.allExpertBytes)) in \(bundle.manifest.expertBits.map(String.init).joined(separator: ", ")) bits; a token uses \(formatBytes(needs.tokenExpertBytes))")
         print("memory   at least \(formatBytes(needs.leastMemoryBytes)): dense parts \(formatBytes(needs.denseBytes)), states \(formatBytes(needs.stateBytes)) for \(context) tokens")
         print("storage  \(formatBytes(needs.diskBytes))")
         print("talks    \(bundle.manifest.tokenizer?.chatFormat == nil ? "completes texts" : "chats")")

@@ -24,6 +24,41 @@ import Testing
         #expect(manifest.prefillChunkTokens == 512 && manifest.expertKinds[0].limit == 7 && manifest.model.padTokenId == nil)
     }
 
+    static let calibration = """
+        "calibration": {"text_sha256": "\(String(repeating: "0f", count: 32))", "num_tokens": 512, "target_size": 0.733,
+         "baseline_bytes": 4096, "layers": [{"layer_idx": 0, "expected_loss": 1.5e-05}, {"layer_idx": 1, "expected_loss": 0}]}
+        """
+
+    /// The small manifest with such a record.
+    private static func calibrated(_ record: String) throws -> BundleManifest {
+        try SmallBundle.parse(SmallBundle.manifest.replacing("\"block_size\": 16}", with: "\"block_size\": 16, \(record)}", maxReplacements: 1))
+    }
+
+    @Test func theRecordOfACalibration() throws {
+        let plain = try SmallBundle.parse(SmallBundle.manifest)
+        #expect(plain.quantization.calibration == nil && plain.expertBits == [4])
+        let record = try #require(try Self.calibrated(Self.calibration).quantization.calibration)
+        #expect(record.targetSize == 0.733 && record.numTokens == 512 && record.layers.map(\.expectedLoss) == [1.5e-05, 0])
+        let random = Self.calibration.replacing("\"\(String(repeating: "0f", count: 32))\"", with: "null")
+            .replacing("\"target_size\": 0.733", with: "\"target_size\": null")
+        let other = try #require(try Self.calibrated(random).quantization.calibration)
+        #expect(other.textSha256 == nil && other.targetSize == nil)
+    }
+
+    @Test(arguments: [
+        ("0f0f", "xy", "calibration.text_sha256: expected a SHA-256 in lower case"),
+        ("\"num_tokens\": 512", "\"num_tokens\": 0", "calibration.num_tokens: expected a whole number"),
+        ("0.733", "-1", "calibration.target_size: expected more than 0"),
+        ("1.5e-05", "-1", "calibration.layers.0.expected_loss: expected 0 or more"),
+        ("\"layer_idx\": 1", "\"layer_idx\": 2", "calibration.layers: not the layers of expert_layers"),
+        ("\"baseline_bytes\"", "\"bytes\"", "calibration.baseline_bytes: missing"),
+        ("\"num_tokens\"", "\"colour\": 1, \"num_tokens\"", "calibration.colour: unknown key"),
+    ])
+    func badRecords(_ old: String, _ new: String, _ message: String) {
+        let record = Self.calibration.replacing(old, with: new, maxReplacements: 1)
+        #expect("\(#expect(throws: LesonnxError.self) { try Self.calibrated(record) }!)".contains(message))
+    }
+
     /// What is replaced, by what, and what the error says; every one of them on one line that begins with the file.
     static let bad: [(String, String, String)] = [
         ("\"producer\"", "\"colour\": 1, \"producer\"", "colour: unknown key"),

@@ -19,11 +19,11 @@ enum Fixtures {
     static let canRun = isThere || ProcessInfo.processInfo.environment["CI"] != nil
 
     /// Of every kind: attention in floats and in 8 bits, latent attention, sinks and windows, dense MLPs beside experts, early
-    /// routers, recurrences and convolutions.
+    /// routers, recurrences and convolutions, experts of several precisions.
     static let names = [
         "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
         "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
-        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float",
+        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen2_moe-mixed", "qwen3_moe-twins-ios-float",
         "qwen2_moe-twins-android-int4",
     ]
 

@@ -40,12 +40,54 @@ public struct ModelFacts: Equatable, Sendable {
     }
 }
 
-/// How the weights are stored: bits and block sizes of experts and dense parts.
+/// What rounding the experts of a MoE layer is expected to cost: nats of KL a token.
+public struct CalibratedLayer: Equatable, Sendable {
+    public let layerIdx: Int
+    public let expectedLoss: Double
+
+    init(_ field: Field) throws(LesonnxError) {
+        var record = try Record(field)
+        layerIdx = try record.required("layer_idx").int(0...countLimit)
+        let loss = try record.required("expected_loss")
+        expectedLoss = try loss.double()
+        try record.end()
+        if expectedLoss < 0 { throw loss.wrong("0 or more") }
+    }
+}
+
+/// How experts were quantized for what they do on a text: its digest (nil where random tokens had to do) and the tokens of it that
+/// were run. With a `targetSize`, bits and blocks were chosen layer by layer for experts of at most that share of `baselineBytes`.
+public struct Calibration: Equatable, Sendable {
+    public let textSha256: String?
+    public let numTokens: Int
+    public let targetSize: Double?
+    public let baselineBytes: Int
+    public let layers: [CalibratedLayer]
+
+    init(_ field: Field) throws(LesonnxError) {
+        var record = try Record(field)
+        let digest = try record.required("text_sha256")
+        textSha256 = digest.value == .null ? nil : try digest.string()
+        numTokens = try record.required("num_tokens").int(1...countLimit)
+        let share = record.nullable("target_size")
+        targetSize = try share?.double()
+        baselineBytes = try record.required("baseline_bytes").int(1...countLimit)
+        layers = try record.required("layers").array(CalibratedLayer.init)
+        try record.end()
+        let isHex = textSha256?.utf8.allSatisfy { (0x30...0x39).contains($0) || (0x61...0x66).contains($0) } ?? true
+        if !isHex || textSha256.map({ $0.utf8.count != 64 }) ?? false { throw digest.wrong("a SHA-256 in lower case") }
+        if let share, let targetSize, targetSize <= 0 { throw share.wrong("more than 0") }
+    }
+}
+
+/// How the weights are stored: bits and block sizes of experts and dense parts. Experts may differ from `expertBits` and
+/// `blockSize`, layer by layer and matrix by matrix: their kinds say how (`BundleManifest.expertBits`).
 public struct Quantization: Equatable, Sendable {
     public let expertBits: Int
     public let denseBits: Int
     public let kvBits: Int
     public let blockSize: Int
+    public let calibration: Calibration?
 
     init(_ field: Field) throws(LesonnxError) {
         var record = try Record(field)
@@ -53,6 +95,11 @@ public struct Quantization: Equatable, Sendable {
         denseBits = try record.required("dense_bits").int(of: [4, 8, 32])
         kvBits = try record.optional("kv_bits")?.int(of: [8, 16, 32]) ?? 32
         blockSize = try record.required("block_size").int(of: [0, 16, 32, 64, 128])
+        if let found = record.nullable("calibration") {
+            calibration = try Calibration(found)
+        } else {
+            calibration = nil
+        }
         try record.end()
     }
 }
@@ -238,6 +285,9 @@ public struct BundleManifest: Equatable, Sendable {
         if parts.filter({ $0.role == .segment }).map(\.layerIdx) != expertLayers.map(\.layerIdx) {
             throw .bundle("every MoE layer needs its segment, in the order of the layers")
         }
+        if let layers = quantization.calibration?.layers, layers.map(\.layerIdx) != expertLayers.map(\.layerIdx) {
+            throw .bundle("quantization.calibration.layers: not the layers of expert_layers")
+        }
         for (place, layer) in expertLayers.enumerated() {
             for (key, found, expected) in [
                 ("num_experts", layer.numExperts, model.numExperts),
@@ -259,6 +309,12 @@ public struct BundleManifest: Equatable, Sendable {
     public var residualSize: Int {
         let outputs = parts.lazy.flatMap(\.outputs)
         return outputs.compactMap { $0.name == "residual_out" ? $0.shape.last?.size : nil }.first ?? model.hiddenSize
+    }
+
+    /// The bits that matrices of experts have, ascending: one number where all are alike.
+    public var expertBits: [Int] {
+        let kinds = Set(expertLayers.flatMap { [$0.kind, $0.sharedKind].compactMap { $0 } }).map { expertKinds[$0] }
+        return Set(kinds.flatMap { [$0.gateProj.bits, $0.upProj.bits, $0.downProj.bits] }).sorted()
     }
 
     /// The part of a role (and layer); nil where there is none.

@@ -56,7 +56,7 @@ import Observation
             let needs = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: contextTokens)
             let facts = bundle.manifest.model
             let summary =
-                "\(facts.modelType), \(formatBytes(needs.diskBytes)), experts in \(bundle.manifest.quantization.expertBits) bits"
+                "\(facts.modelType), \(formatBytes(needs.diskBytes)), experts in \(bundle.manifest.expertBits.map(String.init).joined(separator: ", ")) bits"
             return Row(
                 name: name, summary: summary, fit: Fit(needs, on: .current(for: store.folder), isStored: true),
                 chats: bundle.manifest.tokenizer?.chatFormat != nil)

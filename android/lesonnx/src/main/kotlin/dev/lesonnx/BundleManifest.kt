@@ -1,5 +1,6 @@
 package dev.lesonnx
 
+import kotlinx.serialization.EncodeDefault
 import kotlinx.serialization.ExperimentalSerializationApi
 import kotlinx.serialization.MissingFieldException
 import kotlinx.serialization.SerialName
@@ -34,6 +35,11 @@ data class BundleManifest(
     /** The part of a role (and layer); NoSuchElementException where there is none. */
     fun part(role: PartRole, layerIdx: Int? = null): Part =
         parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
+
+    /** The bits that matrices of experts have, ascending: one number where all are alike. */
+    val expertBits: List<Int>
+        get() = expertLayers.flatMap { listOfNotNull(it.kind, it.sharedKind) }.distinct()
+            .flatMap { kind -> expertKinds[kind].matrices.values.map { it.bits } }.distinct().sorted()
 
     /** The values of a token in what segments hand on as `residual`: the hidden size, in Gemma 4 twice that. */
     val residualSize: Long
@@ -107,13 +113,39 @@ data class ModelFacts(
     @SerialName("pad_token_id") val padTokenId: Int? = null,
 )
 
-/** How the weights are stored: bits and block sizes of experts and dense parts. */
+/**
+ * How the weights are stored: bits and block sizes of experts and dense parts. Experts may differ from [expertBits] and
+ * [blockSize], layer by layer and matrix by matrix: their kinds say how ([BundleManifest.expertBits]).
+ */
+@OptIn(ExperimentalSerializationApi::class)
 @Serializable
 data class Quantization(
     @SerialName("expert_bits") val expertBits: Int,
     @SerialName("dense_bits") val denseBits: Int,
     @SerialName("kv_bits") val kvBits: Int = 32,
     @SerialName("block_size") val blockSize: Int,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val calibration: Calibration? = null,
+)
+
+/**
+ * How experts were quantized for what they do on a text: its digest (null where random tokens had to do) and the tokens of
+ * it that were run. With a [targetSize], bits and blocks were chosen layer by layer for experts of at most that share of
+ * [baselineBytes].
+ */
+@Serializable
+data class Calibration(
+    @SerialName("text_sha256") val textSha256: String?,
+    @SerialName("num_tokens") val numTokens: Long,
+    @SerialName("target_size") val targetSize: Double? = null,
+    @SerialName("baseline_bytes") val baselineBytes: Long,
+    val layers: List<CalibratedLayer>,
+)
+
+/** What rounding the experts of a MoE layer is expected to cost: nats of KL a token. */
+@Serializable
+data class CalibratedLayer(
+    @SerialName("layer_idx") val layerIdx: Int,
+    @SerialName("expected_loss") val expectedLoss: Double,
 )
 
 /** Where the tokenizer lies, and how a conversation becomes text; null for what the bundle lacks. */

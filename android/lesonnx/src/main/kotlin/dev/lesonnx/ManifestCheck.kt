@@ -30,6 +30,22 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         oneOf("quantization.dense_bits", quantization.denseBits, setOf(4, 8, 32))
         oneOf("quantization.kv_bits", quantization.kvBits, setOf(8, 16, 32))
         oneOf("quantization.block_size", quantization.blockSize, BLOCK_SIZES)
+        quantization.calibration?.let { yieldAll(calibration("quantization.calibration", it)) }
+    }
+
+    private fun calibration(field: String, calibration: Calibration): Sequence<String> = sequence {
+        val digest = calibration.textSha256
+        if (digest != null && !DIGEST.matches(digest)) yield("$field.text_sha256: '$digest' is not a SHA-256 in lower case")
+        count("$field.num_tokens", calibration.numTokens)
+        count("$field.baseline_bytes", calibration.baselineBytes)
+        val share = calibration.targetSize
+        if (share != null && share <= 0) yield("$field.target_size: $share, expected more than 0")
+        calibration.layers.find { it.expectedLoss < 0 }?.let {
+            yield("$field.layers: layer ${it.layerIdx} is expected to lose ${it.expectedLoss}, expected 0 or more")
+        }
+        if (calibration.layers.map { it.layerIdx } != manifest.expertLayers.map { it.layerIdx }) {
+            yield("$field.layers: not the layers of expert_layers")
+        }
     }
 
     private fun parts(): Sequence<String> = sequence {
@@ -183,6 +199,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         // No count of a model or a file is larger; what is, would only exhaust the memory of whoever believes it.
         const val MOST_COUNT = 1L shl 48
         val BITS = setOf(2, 4, 8, 32)
+        val DIGEST = Regex("[0-9a-f]{64}")
         val BLOCK_SIZES = setOf(0, 16, 32, 64, 128)
         val VERSION = Regex("[0-9]{1,4}(\\.[0-9]{1,4}){0,2}")
     }

@@ -75,6 +75,7 @@ internal class Reference(
             listOf(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
+                "qwen2_moe-mixed",
             ).filter(::runsHere)
         }
 

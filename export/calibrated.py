@@ -1,0 +1,220 @@
+"""Calibration within an export: its text, its run, and the precisions that follow. What is done is not done again.
+
+It wires the run, the weighing and the choice together; none of their work is done here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Literal
+
+from lesonnx import __version__
+from lesonnx.errors import InputError
+from lesonnx.manifest import CalibratedLayer, Calibration
+from lesonnx.tokenizer import Tokenizer
+from lesonnx_export.activations import run_calibration
+from lesonnx_export.calibrate import random_ids
+from lesonnx_export.executors import RunTasks
+from lesonnx_export.journal import Journal
+from lesonnx_export.plan import TOPICS, ExportOptions, ExportPlan, plan_experts
+from lesonnx_export.precision import (
+    Decision,
+    Group,
+    GroupLosses,
+    baseline_bytes,
+    decide,
+    groups_of,
+    layer_precisions,
+    target_bytes,
+)
+from lesonnx_export.sources import Sources
+from lesonnx_export.weigh import num_weighed, weigh
+
+# Where statistics lie while an export is under way.
+DIRECTORY = "calibration"
+# In a directory that is kept: what it is of, and the losses that were weighed.
+STAMP_NAME, LOSSES_NAME = "calibrated", "losses.json"
+# Tokens that are run, in windows spread over the text: what more of them would add is small (docs/quantization.md).
+MOST_WINDOWS = 64
+WINDOW_TOKENS = 512
+LEAST_TOKENS = 256
+# Characters that hold a window's tokens in any script that a tokenizer knows well.
+WINDOW_CHARACTERS = 8 * WINDOW_TOKENS
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A calibration text and its digest, which belongs to an export: another text makes other experts."""
+
+    name: str
+    content: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+    def windows(self) -> list[str]:
+        """Stretches spread evenly over the text, each from a line's beginning if one is near; all of a short text."""
+        count = max(1, min(MOST_WINDOWS, -(-len(self.content) // WINDOW_CHARACTERS)))
+        starts = [place * len(self.content) // count for place in range(count)]
+        pieces = []
+        for start, end in zip(starts, [*starts[1:], len(self.content)], strict=True):
+            piece = self.content[start:end][: 2 * WINDOW_CHARACTERS]
+            line = piece.find("\n") + 1 if start else 0
+            pieces.append(piece[line:] if line < len(piece) // 2 else piece)
+        return pieces
+
+
+def read_text(source: Path | Literal["topics"]) -> Text:
+    """A calibration text; InputError where the file is not readable as UTF-8."""
+    if source == TOPICS:
+        return Text("Python's help topics", "\n".join(topics[name] for name in sorted(topics)))
+    path = Path(source)
+    try:
+        return Text(str(path), path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not readable as UTF-8 text: {error}") from None
+
+
+def token_ids(text: Text, tokenizer: Path | None, vocab_size: int) -> list[int]:
+    """The tokens to run, window after window; random ones without a tokenizer. InputError for too short a text."""
+    if tokenizer is None:
+        return random_ids(vocab_size)
+    encoder = Tokenizer.from_file(tokenizer)
+    ids: list[int] = []
+    for piece in text.windows():
+        ids += encoder.encode(piece, add_special_tokens=False)[:WINDOW_TOKENS]
+    if len(ids) < LEAST_TOKENS:
+        raise InputError(f"{text.name}: holds {len(ids)} tokens to calibrate on, expected at least {LEAST_TOKENS}")
+    return ids
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What an export knows of its calibration: where its statistics lie, and what the manifest says of it."""
+
+    sources: Sources
+    text_sha256: str | None
+    num_tokens: int
+    baseline_bytes: int
+    target_size: float | None
+
+    def record(self, losses: Mapping[int, float | None]) -> Calibration:
+        """The manifest's record; ``losses`` by layer."""
+        return Calibration(
+            text_sha256=self.text_sha256,
+            num_tokens=self.num_tokens,
+            target_size=self.target_size,
+            baseline_bytes=self.baseline_bytes,
+            layers=[
+                CalibratedLayer(layer_idx=layer_idx, expected_loss=loss or 0.0)
+                for layer_idx, loss in sorted(losses.items())
+            ],
+        )
+
+
+def check_calibration(plan: ExportPlan, options: ExportOptions) -> None:
+    """InputError, before any work, for options that do not go together and for a target size that no choice has."""
+    if options.bits == 32 and options.precisions is None and options.resolved_calibration is not None:
+        raise InputError("--calibration is for experts of 8, 4 or 2 bits: float32 is an exact copy")
+    if options.experts_target_size is not None:
+        if options.precisions is not None:
+            raise InputError("precisions and a target size are given: one of them says how experts are stored")
+        target_bytes(groups_of(plan.architecture), options.experts_target_size, options.block_size)
+
+
+def calibrate(
+    plan: ExportPlan,
+    options: ExportOptions,
+    text: Text,
+    tokenizer: Path | None,
+    partial: Path,
+    journal: Journal,
+    progress: Progress,
+) -> Calibrated:
+    """Run the calibration text through the checkpoint, unless the journal says that this was done."""
+    ids = token_ids(text, tokenizer, plan.architecture.vocab_size)
+    kept = options.calibration_directory
+    if kept is not None:
+        _claim(kept, _stamp(plan, ids))
+    directory = kept or partial / DIRECTORY
+    if not journal.entries("calibration"):
+        progress("calibrating", 0)
+        run_calibration(plan, ids, directory, lambda what, steps: progress(f"calibrating: {what}", 0))
+        journal.add("calibration", 0)
+    return Calibrated(
+        sources=Sources(plan.checkpoint.directory, directory),
+        text_sha256=None if tokenizer is None else text.sha256,
+        num_tokens=len(ids),
+        baseline_bytes=baseline_bytes(groups_of(plan.architecture), options.block_size),
+        target_size=options.experts_target_size,
+    )
+
+
+def _stamp(plan: ExportPlan, ids: Sequence[int]) -> str:
+    """What a kept calibration is of: the checkpoint and the tokens that were run."""
+    files = sorted({info.file for info in plan.checkpoint.tensors.values()})
+    facts = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    what = [__version__, plan.checkpoint.config, facts, list(ids)]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _claim(directory: Path, stamp: str) -> None:
+    """Make a directory for what calibration finds; InputError where it holds another one's."""
+    path = directory / STAMP_NAME
+    if directory.is_dir() and any(directory.iterdir()):
+        if not path.is_file() or path.read_text(encoding="utf-8") != stamp:
+            raise InputError(f"{directory}: holds something else than this calibration; choose an empty directory")
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(stamp, encoding="utf-8")
+
+
+def choose(
+    plan: ExportPlan,
+    options: ExportOptions,
+    calibrated: Calibrated,
+    journal: Journal,
+    run_tasks: RunTasks,
+    progress: Progress,
+) -> tuple[ExportPlan, list[Decision]]:
+    """The plan with the precision of every layer chosen for the target size, and the choice."""
+    if options.experts_target_size is None:
+        return plan, []
+    groups = groups_of(plan.architecture)
+    if not journal.entries("losses"):
+        journal.add("losses", 0, losses=_losses(groups, calibrated, run_tasks, progress))
+    losses = journal.entries("losses")[0]["losses"]
+    most_bytes = target_bytes(groups, options.experts_target_size, options.block_size)
+    decisions = decide(groups, losses, most_bytes, options.block_size)
+    kinds, layers = plan_experts(plan.architecture, layer_precisions(decisions))
+    return replace(plan, kinds=kinds, layers=layers), decisions
+
+
+def _losses(
+    groups: Sequence[Group], calibrated: Calibrated, run_tasks: RunTasks, progress: Progress
+) -> list[GroupLosses]:
+    """The losses of all groups at all of their precisions; taken from a directory that holds them already."""
+    path = (calibrated.sources.statistics or Path()) / LOSSES_NAME
+    if path.is_file():
+        kept: list[GroupLosses] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    total, done = num_weighed(groups), 0
+
+    def weighed(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(f"weighing precisions: expert {done} of {total}", 0)
+
+    weighed(0)
+    losses = weigh(calibrated.sources, groups, run_tasks, weighed)
+    temporary = path.with_name(f"{LOSSES_NAME}.partial")
+    temporary.write_text(json.dumps(losses), encoding="utf-8")
+    temporary.replace(path)
+    return losses
