@@ -85,6 +85,7 @@ public struct Pricing: LengthChoice {
         rows: Int, passUs: Int, stallUs: Int, readBytes: Int, newBytes: [Int], newTokens: Int, draftUs: Int?
     ) {
         let plainUs = times.passUs(rows: 1)
+        let hasDrafted = rows > 1 || draftUs != nil
         // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         let extraBytes = newBytes.prefix(rows).dropFirst().reduce(0, +)
         let chargedUs = min(passUs, Self.mostCharged * times.passUs(rows: rows, extraBytes: extraBytes))
@@ -100,11 +101,10 @@ public struct Pricing: LengthChoice {
         if debtUs > 0 {
             debtUs = max(0, debtUs - (passUs >> Self.allowanceShift))
         }
-        if rows == 1 && draftUs == nil {
-            sinceDraft += 1
+        sinceDraft = hasDrafted ? 0 : sinceDraft + 1
+        if !hasDrafted {
             return
         }
-        sinceDraft = 0
         let lostUs = chargedUs + (draftUs ?? 0) - newTokens * plainUs
         debtUs = max(debtUs + lostUs, -Self.creditPasses * plainUs)
         if lostUs <= 0 {
