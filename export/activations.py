@@ -1,12 +1,13 @@
-"""The float run over calibration text that `statistics` keeps: layer by layer, each of the checkpoint's layers read once.
+"""The float run over calibration text that `statistics` keeps: layer by layer, each of a checkpoint's layers read once.
 
 Every window is one step from an empty context, so no state outlives its part. What flows from part to part is the
-residual and the weighted sum of the experts. How much an error in that sum costs is measured on the way: from each layer
-on, copies of a few windows run along with noise added to it, and the head says what the noise did.
+residual and the weighted sum of the experts. How much an error in that sum costs is measured on the way: from each
+layer on, copies of a few windows run along with noise added to it, and the head says what the noise did.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,8 @@ from lesonnx.manifest import Part, State
 from lesonnx_export.blocks import PAST_LENGTH, POSITION_IDS, TOTAL_LENGTH, Precision
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.compare import kl_divergence
-from lesonnx_export.compensate import apply_expert
 from lesonnx_export.expert import ExpertTensors
+from lesonnx_export.feedforward import apply_expert
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.pack import LayerPlan
 from lesonnx_export.plan import ExportPlan
@@ -34,13 +35,19 @@ from lesonnx_export.sources import read_expert
 from lesonnx_export.statistics import StatisticsDirectory
 
 WINDOW_TOKENS = 512
+# Windows of random tokens beside the text's, as a share of them: they keep experts fit for what the text is not about,
+# which gains more on other texts than three times as much of the same text (docs/quantization.md).
+RANDOM_SHARE = 0.25
 # Windows that run along with noise from each layer on: with L layers they cost about L / 2 passes each.
 NOISY_WINDOWS = 2
 # The noise's squared size, as a share of that of what it is added to: between what 2 and 4 bits cost.
 NOISE_SHARE = 0.05
 # Rows of a window on which the head judges the noise.
 JUDGED_ROWS = 128
+# Recurrences by operators that every ONNX Runtime has: this runs once.
+FLOAT = Precision(32, 128, operators="portable")
 Float32 = NDArray[np.float32]
+Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[str, int], None]
 ReadExpert = Callable[[LayerPlan, int | None], ExpertTensors]
 
@@ -107,7 +114,7 @@ class FloatRun:
             for window in windows:
                 which = slice(start, start + len(window.ids))
                 rows.starts.append(start)
-                outputs = {"topk_ids": rows.topk_ids[which], "topk_weights_out": rows.topk_weights[which]}
+                outputs: Arrays = {"topk_ids": rows.topk_ids[which], "topk_weights_out": rows.topk_weights[which]}
                 if rows.shared_weights is not None:
                     outputs["shared_weights_out"] = rows.shared_weights[which]
                 if not has_mixer:
@@ -119,15 +126,17 @@ class FloatRun:
                 for window, start in zip(windows, rows.starts, strict=True):
                     self._carry(part, window, {"moe_input": rows.inputs[start : start + len(window.ids)]})
         if not np.isfinite(rows.inputs).all():
-            raise CheckpointError(f"layer {layer.layer_idx}: what its experts read of the calibration text is not finite")
+            raise CheckpointError(
+                f"layer {layer.layer_idx}: what its experts read of the calibration text is not finite"
+            )
         return rows
 
-    def _carry(self, part: _OpenPart, window: Window, outputs: dict[str, NDArray[Any]], is_first: bool = False) -> None:
+    def _carry(self, part: _OpenPart, window: Window, outputs: Arrays, is_first: bool = False) -> None:
         residual = np.empty((1, len(window.ids), self.architecture.residual_size), np.float32)
         part.run(self._inputs(part, window, is_first), outputs | {"residual_out": residual})
         window.residual = residual
 
-    def _inputs(self, part: _OpenPart, window: Window, is_first: bool = False) -> dict[str, NDArray[Any]]:
+    def _inputs(self, part: _OpenPart, window: Window, is_first: bool = False) -> Arrays:
         """What a part takes: the sum of the experts comes as the first one's output, of weight one."""
         num_rows, slots = len(window.ids), self.architecture.num_experts_per_tok
         expert_out = np.zeros((num_rows, slots, self.architecture.hidden_size), np.float32)
@@ -179,7 +188,7 @@ class FloatRun:
             path = Path(directory) / "part.onnx"
             store = DenseStore(Path(directory) / DenseStore.location)
             try:
-                built = PartBuilder(self.architecture, self._weights, store, Precision(32, 128)).build(name)
+                built = PartBuilder(self.architecture, self._weights, store, FLOAT).build(name)
             finally:
                 store.close()
             path.write_bytes(built.model.SerializeToString())
@@ -196,7 +205,7 @@ class _OpenPart:
     states: list[State]
     session: onnxruntime.InferenceSession
 
-    def run(self, given: Mapping[str, NDArray[Any]], outputs: dict[str, NDArray[Any]]) -> None:
+    def run(self, given: Mapping[str, NDArray[Any]], outputs: Arrays) -> None:
         """Run on the inputs that the part takes of those given; states are zeros and go."""
         num_rows = next(iter(given.values())).shape[1]
         known = dict(given)
@@ -221,10 +230,10 @@ def run_calibration(
 ) -> StatisticsDirectory:
     """Run the checkpoint in float32 over token ids and write its layers' statistics into a directory.
 
-    Windows of 512 tokens, each from an empty context, all of them through a layer before the next one. A directory in
-    which a run has finished is taken as it is. ``progress`` is called with what is done and a count of layers since the
-    last call, ``calibration_steps(plan)`` in all. InputError for too short a text; CheckpointError where the model's
-    values are not finite.
+    Windows of 512 tokens, each from an empty context, and a quarter as many of random tokens, all of them through a
+    layer before the next one; the statistics are of both. A directory in which a run has finished is taken as it is.
+    ``progress`` is called with what is done and a count of layers since the last call, ``calibration_steps(plan)`` in
+    all. InputError for too short a text; CheckpointError where the model's values are not finite.
     """
     statistics = StatisticsDirectory(directory)
     if statistics.is_complete:
@@ -234,11 +243,15 @@ def run_calibration(
     cut = [ids[start : start + length] for start in range(0, len(ids), length)]
     if not cut or len(ids) < 2:
         raise InputError(f"the calibration text has {len(ids)} tokens, at least 2 are needed")
+    if not all(0 <= token < plan.architecture.vocab_size for token in ids):
+        raise InputError(f"the calibration text has token ids outside 0..{plan.architecture.vocab_size - 1}")
     directory.mkdir(parents=True, exist_ok=True)
     run = FloatRun(plan, directory)
-    windows = run.begin(cut)
-    num_clean, num_tokens = len(windows), len(ids)
-    noisy = [place * num_clean // min(NOISY_WINDOWS, num_clean) for place in range(min(NOISY_WINDOWS, num_clean))]
+    random = _random_windows(len(cut), min(length, len(ids)), plan.architecture.vocab_size)
+    windows = run.begin([*cut, *random])
+    num_tokens = sum(len(window.ids) for window in windows)
+    num_noisy = min(NOISY_WINDOWS, len(cut))
+    noisy = [place * len(cut) // num_noisy for place in range(num_noisy)]
     noise_sizes: dict[int, float] = {}
     facts: dict[str, dict[str, float]] = {}
     for place, layer in enumerate(plan.layers):
@@ -265,6 +278,13 @@ def run_calibration(
     statistics.finish({"num_experts": plan.architecture.num_experts, "num_tokens": num_tokens, "layers": facts})
     progress("calibration", 1)
     return statistics
+
+
+def _random_windows(num_windows: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Windows of random tokens for a text of that many windows; always the same."""
+    count = math.ceil(num_windows * RANDOM_SHARE)
+    ids: list[list[int]] = np.random.default_rng(0).integers(vocab_size, size=(count, length)).tolist()
+    return ids
 
 
 def calibration_steps(plan: ExportPlan) -> int:

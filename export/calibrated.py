@@ -40,7 +40,7 @@ DIRECTORY = "calibration"
 # In a directory that is kept: what it is of, and the losses that were weighed.
 STAMP_NAME, LOSSES_NAME = "calibrated", "losses.json"
 # Tokens that are run, in windows spread over the text: what more of them would add is small (docs/quantization.md).
-MOST_WINDOWS = 64
+MOST_WINDOWS = 32
 WINDOW_TOKENS = 512
 LEAST_TOKENS = 256
 # Characters that hold a window's tokens in any script that a tokenizer knows well.

@@ -1,8 +1,7 @@
 """Rounding a matrix for the inputs it will see: GPTQ with searched block scales, then descent on the same error.
 
-The error of a matrix W rounded to Q is ``tr((W - Q) M (W - Q)^T)``, M the second moments of its inputs. It knows matrices
-and moments, no expert. Everything takes a batch [B, ...] of matrices of one shape, since small ones would only wait for
-Python.
+The error of a matrix W rounded to Q is ``tr((W - Q) M (W - Q)^T)``, M the second moments of its inputs. It knows
+matrices and moments, no expert.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ LEAST_SCALE = np.float32(1e-20)
 def round_matrices(
     matrices: Float32, moments: Float32, bits: Bits, block_size: int, names: list[str], rounds: int = ROUNDS
 ) -> list[QuantizedMatrix]:
-    """Quantize [B,R,K] by moments [B,K,K], symmetric, to 2, 4 or 8 bits; CheckpointError for values that are not finite.
+    """Quantize [B,R,K] by moments [B,K,K] to 2, 4 or 8 bits; CheckpointError for values that are not finite.
 
     The same input gives the same bytes.
     """
-    batch, rows, columns = matrices.shape
+    rows, columns = matrices.shape[1:]
     sizes = np.abs(matrices).max(axis=(1, 2))
     for name, size in zip(names, sizes, strict=True):
         if not np.isfinite(size):

@@ -1,7 +1,7 @@
 """What a float run over calibration text keeps of a MoE layer: the rows its experts read, and who read them.
 
-The rows themselves, not their moments: a layer's rows take less than the moments of all its experts would, and from them
-follow the moments of both halves of an expert and its true output. It knows files and arrays, no model.
+The rows themselves, not their moments: a layer's rows take less than the moments of all its experts would, and from
+them follow the moments of both halves of an expert and its true output. It knows files and arrays, no model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from lesonnx.errors import InputError
 
+# Rows of the whole layer that an expert is rounded for beside its own, and what one of them weighs against its own.
+BORROWED_ROWS = 256
+BORROWED_WEIGHT = 0.5
 Float32 = NDArray[np.float32]
 SUMMARY_NAME = "calibration.json"
 FORMAT_VERSION = 1
@@ -26,7 +29,7 @@ LARGEST_STORED = 2.0**15
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """The calibration rows that one expert read: ``inputs`` [n,H] and the weight [n] its output got in the layer's sum."""
+    """The calibration rows that an expert read: ``inputs`` [n,H] and the weight [n] its output got in the sum."""
 
     inputs: Float32
     weights: Float32
@@ -37,9 +40,9 @@ class LayerStatistics:
     """One MoE layer in a float run over ``num_tokens`` tokens of calibration text. Immutable: any thread may read it.
 
     ``inputs`` float16 [n,H] times ``input_scale`` is what the experts read; ``topk_ids`` int32 [n,k] and
-    ``topk_weights`` float32 [n,k] are the router's choice; ``shared_weights`` float32 [n] weighs the shared expert where
-    there is one. ``sensitivity``: the expected rise of the model's KL per token (nats) for a mean squared error of 1 (of
-    a token, summed over its H values) in this layer's combined expert output.
+    ``topk_weights`` float32 [n,k] are the router's choice; ``shared_weights`` float32 [n] weighs the shared expert
+    where there is one. ``sensitivity``: the expected rise of the model's KL per token (nats) for a mean squared error
+    of 1 (of a token, summed over its H values) in this layer's combined expert output.
     """
 
     layer_idx: int
@@ -69,10 +72,18 @@ class LayerStatistics:
         tokens, slots = np.nonzero(self.topk_ids == expert_idx)
         return ExpertRows(self._inputs(tokens), self.topk_weights[tokens, slots])
 
-    def sample(self, num_rows: int) -> Float32:
-        """Rows [at most num_rows, H] spread evenly over the text, whoever read them."""
-        count = min(num_rows, self.num_tokens)
-        return self._inputs(np.arange(count) * self.num_tokens // max(count, 1))
+    def rows_with_others(self, expert_idx: int | None) -> ExpertRows:
+        """The rows of an expert, and some that others read: spread over the text, each counts a quarter of its own.
+
+        An expert that the text used little, or never, is then rounded for what its layer reads.
+        """
+        own = self.rows(expert_idx)
+        count = min(BORROWED_ROWS, self.num_tokens)
+        others = self._inputs(np.arange(count) * self.num_tokens // count)
+        own_square = float(np.mean(np.square(own.weights, dtype=np.float64))) if len(own.weights) else 0.0
+        weight = np.sqrt(own_square or 1.0) * BORROWED_WEIGHT
+        weights = np.concatenate([own.weights, np.full(count, weight, np.float32)])
+        return ExpertRows(np.concatenate([own.inputs, others]), weights)
 
     def _inputs(self, which: Any) -> Float32:
         chosen: Float32 = self.inputs[which].astype(np.float32)
@@ -83,7 +94,7 @@ class LayerStatistics:
 def to_stored(inputs: Float32) -> tuple[NDArray[np.float16], float]:
     """Rows as float16 and the power of two that they are to be multiplied by."""
     largest = float(np.abs(inputs).max(initial=0.0))
-    scale = 2.0 ** max(-60, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
+    scale = 2.0 ** max(-120, int(np.ceil(np.log2(largest / LARGEST_STORED)))) if largest > 0 else 1.0
     return (inputs * np.float32(1 / scale)).astype(np.float16), scale
 
 
@@ -122,7 +133,10 @@ class StatisticsDirectory:
         return scale
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """State that all is written: ``summary`` holds ``num_experts`` and, by layer, ``input_scale``, ``sensitivity``."""
+        """State that all is written.
+
+        ``summary`` holds ``num_experts``, ``num_tokens`` and by layer ``input_scale`` and ``sensitivity``.
+        """
         temporary = self.directory / f"{SUMMARY_NAME}.partial"
         temporary.write_text(json.dumps({"version": FORMAT_VERSION, **summary}, indent=1), encoding="utf-8")
         temporary.replace(self.directory / SUMMARY_NAME)

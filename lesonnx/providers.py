@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable
 from lesonnx.manifest import Provider
 
 CPU = "CPUExecutionProvider"
+# These compute where the CPU provider does, so a model may be shared between them.
+ON_THE_PROCESSOR = (CPU, "XnnpackExecutionProvider")
 # Stands for a directory of the host's own, one a bundle, in the value of an option.
 CACHE_DIRECTORY = "{cache}"
 

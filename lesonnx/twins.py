@@ -17,7 +17,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import BundleError, InputError
 from lesonnx.manifest import Manifest, Provider, Target, Twin
 from lesonnx.manifest import Twins as Record
-from lesonnx.providers import CPU, installed
+from lesonnx.providers import CPU, ON_THE_PROCESSOR, installed
 from lesonnx.states import LayerStates
 from lesonnx.twin_wiring import LOGITS_PREFIX, rows_name
 
@@ -46,6 +46,8 @@ class TwinWidth:
         self._twins = twins
         self._others = others
         self._given: dict[str, NDArray[Any]] = {}
+        # What computes them, bound to the positions of one buffer.
+        self._positions: tuple[NDArray[np.int64], ort.Binding] | None = None
         # Between a twin and its selection, or the caches: the same for every segment.
         self._between: dict[tuple[str, str, tuple[int, ...]], NDArray[Any]] = {}
         for value in record.positions.outputs:
@@ -58,10 +60,15 @@ class TwinWidth:
 
     def begin(self, position_ids: NDArray[np.int64], total_sequence_length: NDArray[np.int32]) -> None:
         """Compute what all twins of a step take: angles of the positions, and which slots of the caches are seen."""
+        if self._positions is not None and self._positions[0] is position_ids:
+            self._positions[1].run()
+            return
         record = self._record.positions
         known: Arrays = {"position_ids": position_ids, "total_sequence_length": total_sequence_length}
         inputs = {value.name: known[value.name] for value in record.inputs}
-        ort.Binding(self._others[record.path], inputs, self._given).run()
+        binding = ort.Binding(self._others[record.path], inputs, self._given)
+        self._positions = (position_ids, binding)
+        binding.run()
 
     def bind(self, part: str, inputs: Arrays, outputs: Arrays, states: LayerStates) -> BoundTwin:
         """A segment's twin between the arrays of a step; valid as long as these and the caches stay where they are."""
@@ -193,7 +200,7 @@ class Twins:
         if data is not None and data.stat().st_size:
             mapped = np.memmap(data, np.uint8, "r")
             options.add_external_initializers_from_files_in_memory([data.name], [mapped], [len(mapped)])
-        if provider.name != CPU:
+        if provider.name not in ON_THE_PROCESSOR:
             # A twin of which the CPU provider would run a piece is slower than the plain part: better none.
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         return ort.open_session(self._bundle.file(path), options, [(provider.name, dict(provider.options))])

@@ -69,6 +69,7 @@ def check_bundle(bundle: Bundle, target: Target) -> Report:
         listed = twin.providers.get(target, [])
         of_twins.append(check_model(path, f"{twin.part} for {twin.rows} tokens", _first(listed), provider))
     rest = [(part.name, part.path, part.providers.get(target, [])) for part in manifest.parts]
+    rest += [(part.name, part.path, []) for part in (manifest.drafter.parts if manifest.drafter else [])]
     rest += [(Path(helper.path).stem, helper.path, []) for helper in _distinct(twins)]
     of_parts = [check_model(bundle.file(path), name, _first(listed), provider) for name, path, listed in rest]
     experts = {expert.kind_idx: expert for expert in reversed(bundle.experts)}

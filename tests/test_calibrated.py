@@ -237,16 +237,16 @@ def test_another_text_or_size_is_another_export(
 
 
 def test_a_kept_calibration_serves_other_sizes(
-    checkpoint: Path, bundle: Path, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+    lesonnx: Call, checkpoint: Path, bundle: Path, quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = quick_path / "kept"
-
-    def options(share: float) -> ExportOptions:
-        return ExportOptions(experts_target_size=share, calibration_directory=kept, num_workers=1)
-
-    export_bundle(checkpoint, quick_path / "one", options(0.9))
+    arguments = ("--experts-target-size", "0.9", "--calibration-directory", kept, "--workers", "1")
+    shown = lesonnx("export", checkpoint, quick_path / "one", *arguments).out
+    table = shown[shown.index("Precision of the experts: at most 0.9 of the bytes of 4 bits") :].splitlines()
+    assert sum(line.startswith("│") for line in table[: table.index("")] if "shared" in line) == 3
     monkeypatch.setattr(calibrated, "weigh", None)
-    assert file_bytes(export_bundle(checkpoint, quick_path / "two", options(0.75)).bundle) == file_bytes(bundle)
+    options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
+    assert file_bytes(export_bundle(checkpoint, quick_path / "two", options).bundle) == file_bytes(bundle)
     assert kept.is_dir()
     other = ExportOptions(bits=2, calibration="topics", calibration_directory=kept)
     with pytest.raises(InputError, match="kept: holds something else than this calibration"):

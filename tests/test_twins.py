@@ -205,6 +205,19 @@ def test_a_verify_pass_and_rewinds_use_the_same_caches(twins_of: Callable[..., P
         assert np.abs(rows[0][1] - rows[0][3]).max() < TOLERANCE * np.abs(rows[0]).max()
 
 
+def test_drafts_are_verified_by_the_parts(twins_of: Callable[..., Path]) -> None:
+    """Passes of several rows and single steps in turns, a prompt that repeats itself: tokens as without twins."""
+    bundle = twins_of("qwen3_moe", twin_capacity_tokens=128)
+    options = GenerationOptions(max_new_tokens=20, ignore_eos=True)
+    found = []
+    for chosen in ({}, {"accelerate": "cpu", "draft": "ngram"}):
+        with lesonnx.load(bundle, **chosen) as model:
+            generation = model.generate(some_ids(bundle, 6) * 3, options)
+            generation.text()
+            found.append(generation.report.token_ids)
+    assert found[0] == found[1]
+
+
 def test_a_context_beyond_the_capacity_goes_on_without(twins_of: Callable[..., Path]) -> None:
     bundle = twins_of("qwen3_moe")
     ids = some_ids(bundle, CAPACITY + 6)

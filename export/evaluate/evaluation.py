@@ -27,6 +27,9 @@ from lesonnx_export.evaluate.windows import WindowSums, check_vocabularies, sum_
 from lesonnx_export.reference import WINDOW_TOKENS, cut_windows
 
 Progress = Callable[[int], None]
+# Texts are tokenized in pieces of about so much: one long text is a tokenizer's worst case. It is a window's, however
+# long the tokens are.
+STRETCH_CHARS = 16_384
 
 
 def _nothing(count: int) -> None:
@@ -65,6 +68,8 @@ class Evaluator:
             raise InputError(f"{self.bundle.bundle.directory}: has no tokenizer, so texts and tasks mean nothing to it")
         self.tokenizer: Tokenizer = self.bundle.tokenizer
         check_vocabularies(self.bundle, self.reference)
+        if self.reference is not None and self.reference.tokenizer is not None:
+            _check_tokens(self.bundle, self.tokenizer, self.reference, self.reference.tokenizer)
         models = [self.bundle, self.reference] if self.reference else [self.bundle]
         self.max_tokens = min(model.bundle.manifest.model.max_position_embeddings for model in models)
 
@@ -81,13 +86,18 @@ class Evaluator:
 
         Of more than ``most_tokens`` those of about as many, spread evenly over the text.
         """
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
         before = self._before_text()
         window = min(WINDOW_TOKENS, self.max_tokens)
-        pieces = cut_windows(ids, window - len(before))
-        if most_tokens is not None:
-            pieces = spread(pieces, max(1, most_tokens // window))
-        return [before + piece for piece in pieces]
+        most = None if most_tokens is None else max(1, most_tokens // window)
+        stretches = _stretches(text)
+        if most is not None and len(stretches) > most:
+            # A window of each of some is enough; a long text need not be tokenized for that.
+            pieces = [ids[: window - len(before)] for ids in self.tokenizer.encode_all(spread(stretches, most))]
+        else:
+            ids = [token for ids in self.tokenizer.encode_all(stretches) for token in ids]
+            pieces = cut_windows(ids, window - len(before))
+            pieces = pieces if most is None else spread(pieces, most)
+        return [before + piece for piece in pieces if piece]
 
     def task_windows(self, task: Task, most_tokens: int | None) -> list[list[int]]:
         """The passages of a task as windows, as far as ``most_tokens`` go."""
@@ -125,9 +135,9 @@ class Evaluator:
         passed = task.num_items - int(sizes.sum())
         for number, model in enumerate([self.bundle, self.reference] if self.reference else [self.bundle]):
             answers = self._answers(model, task, placed, progress)
-            ends = np.cumsum(sizes) - sizes
-            groups[:, 1 + 2 * number] = np.add.reduceat(answers.acc.astype(np.float64), ends)
-            groups[:, 2 + 2 * number] = np.add.reduceat(answers.acc_norm.astype(np.float64), ends)
+            begins = np.cumsum(sizes) - sizes
+            groups[:, 1 + 2 * number] = np.add.reduceat(answers.acc.astype(np.float64), begins)
+            groups[:, 2 + 2 * number] = np.add.reduceat(answers.acc_norm.astype(np.float64), begins)
             progress(passed)
         return TaskSums(groups, skipped)
 
@@ -152,6 +162,28 @@ class Evaluator:
         path = files.json_path if files else None
         content = self.bundle.bundle.file(path).read_bytes() if path else b""
         return f"{task.digest} {hashlib.sha256(content).hexdigest()} {self.max_tokens}"
+
+
+def _stretches(text: str) -> list[str]:
+    """A text in pieces of at most `STRETCH_CHARS` that begin with a line, where there are lines."""
+    starts = [0]
+    while len(text) - starts[-1] > STRETCH_CHARS:
+        end = text.rfind("\n", starts[-1] + STRETCH_CHARS // 2, starts[-1] + STRETCH_CHARS)
+        starts.append(end + 1 if end >= 0 else starts[-1] + STRETCH_CHARS)
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def _check_tokens(bundle: Model, ours: Tokenizer, reference: Model, theirs: Tokenizer) -> None:
+    """InputError where an id is another token to the reference: the sizes alone would not tell."""
+    found, expected = theirs.vocabulary(), ours.vocabulary()
+    differing = sorted(found.items() ^ expected.items(), key=lambda entry: entry[1])
+    if differing:
+        token_id = differing[0][1]
+        names = [tokenizer.token_name(token_id) for tokenizer in (theirs, ours)]
+        raise InputError(
+            f"{reference.bundle.directory}: token {token_id} is {names[0]!r} there,"
+            f" {names[1]!r} in {bundle.bundle.directory}; only models of one vocabulary can be compared"
+        )
 
 
 def open_evaluator(

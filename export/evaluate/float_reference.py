@@ -60,7 +60,7 @@ def opened_reference(path: Path, keep: Path | None, console: Console) -> Iterato
 
 
 def _export(checkpoint: Path, bundle: Path, console: Console) -> None:
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("float reference", total=None)
         export_bundle(
             checkpoint,

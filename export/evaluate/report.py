@@ -5,6 +5,7 @@ It runs nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -89,7 +90,7 @@ def task_figures(tasks: Sequence[TaskSums], metric: Metric, has_reference: bool)
     return TaskFigures(
         items=sum(task.num_items for task in tasks),
         passages=sum(len(each) for each in groups),
-        skipped=dict(sum((task.skipped for task in tasks), start=type(tasks[0].skipped)())),
+        skipped=dict(sum((task.skipped for task in tasks), Counter[str]())),
         accuracy=estimate(groups, lambda sums: sums[:, right] / sums[:, 0]),
         reference=compared(lambda sums: sums[:, right + 2] / sums[:, 0]),
         difference=compared(lambda sums: (sums[:, right] - sums[:, right + 2]) / sums[:, 0]),

@@ -114,6 +114,10 @@ def spread(things: list[Thing], most: int) -> list[Thing]:
 def _read_line(line: str, where: str) -> Passage:
     try:
         record: Any = json.loads(line)
+        if "\\ud" in line.lower():
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: holds half of a surrogate pair, expected valid Unicode") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if not isinstance(record, dict) or not ({"text", "context"} & record.keys()):

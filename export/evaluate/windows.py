@@ -104,6 +104,8 @@ def check_vocabularies(bundle: Model, reference: Model | None) -> None:
     """InputError where the logits of two models are not of the same tokens."""
     if reference is None:
         return
+    if reference is bundle:
+        raise ValueError("one loaded model cannot be at two places: load the bundle twice")
     ours, theirs = bundle.bundle, reference.bundle
     sizes = [each.manifest.model.vocab_size for each in (ours, theirs)]
     if sizes[0] != sizes[1]:
