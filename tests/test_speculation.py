@@ -226,6 +226,19 @@ def test_drafting_that_cannot_pay_costs_next_to_nothing(odds: float, draft_us: i
     assert max(drafting for _, drafting in found) < 25
 
 
+def test_a_drafter_that_is_paid_and_then_not_believed_is_not_asked_for_long() -> None:
+    """Drafts are right as often as not, so worth asking for; its confidence is low, so none is verified."""
+    pricing, asked = Pricing(), 0
+    for _ in range(600):
+        wanted = pricing.ask(5, False, [])
+        length = pricing.choose(5, [0] * 5, False, False, []) if wanted else 0
+        pricing.passed(length + 1, 5000, 0, 0, [], 1, 3000 if wanted else None)
+        if wanted:
+            pricing.judge(1, asked % 2, [0])
+            asked += 1
+    assert 4 <= asked < 15
+
+
 def test_drafting_that_pays_is_found_and_kept() -> None:
     for seed in range(5):
         assert simulate(400, 1500, 400, 0.85, None, seed)[0] > 2

@@ -25,6 +25,8 @@ SLACK_PASSES, CREDIT_PASSES = 4, 16
 FIRST_INTERVAL, LAST_INTERVAL = 32, 2048
 """Where drafting does not pay, it is tried again after so many passes; each time in vain doubles them."""
 PROBE_ODDS = ONE // 4
+TREND_PASSES = 2
+"""Plain passes that a drafter that costs is taken to gain each time, before it is known."""
 UNKNOWN_DRAFT_SHIFT = 3
 """As long as no draft was measured, one is taken to cost an eighth of a plain pass."""
 DRAFT_FADE_SHIFT = 3
@@ -41,6 +43,8 @@ class Pricing:
         self.acceptance = Acceptance()
         self.times = PassTimes()
         self._draft_us = 0
+        # What turns with a draft that cost lost on the mean; below 0: gained.
+        self._trend_us = 0
         self._debt_us = 0
         self._since_plain = 0
         self._since_draft = 0
@@ -62,7 +66,12 @@ class Pricing:
         self._is_probe = False
         if is_free or most < 1:
             return most
-        return self._longest(most, None, new_bytes, self._expected_draft_us(), in_order=False)
+        length = self._longest(most, None, new_bytes, self._expected_draft_us(), in_order=False)
+        if length and self._trend_us > 0 and not self._is_probe:
+            # It should pay by what slots are worth on the whole, and has not: drafts are paid for, then not verified.
+            self._is_probe = self._since_draft >= self._interval
+            return length if self._is_probe else 0
+        return length
 
     def choose(
         self, drafted: int, confidence: Sequence[int] | None, is_free: bool, is_drawn: bool, new_bytes: Sequence[int]
@@ -104,9 +113,12 @@ class Pricing:
         if self._debt_us > 0:
             self._debt_us = max(0, self._debt_us - (pass_us >> ALLOWANCE_SHIFT))
         self._since_draft = 0 if has_drafted else self._since_draft + 1
+        lost_us = charged_us + (draft_us or 0) - new_tokens * plain_us
         if has_drafted:
-            self._settle(charged_us + (draft_us or 0) - new_tokens * plain_us, plain_us)
+            self._settle(lost_us, plain_us)
         if draft_us is not None:
+            before_us = self._trend_us or -TREND_PASSES * plain_us
+            self._trend_us = lost_us if self._is_probe else before_us + ((lost_us - before_us) >> DRAFT_FADE_SHIFT)
             self._draft_us += (draft_us - self._draft_us) >> DRAFT_FADE_SHIFT if self._draft_us else draft_us
 
     def _settle(self, lost_us: int, plain_us: int) -> None:
