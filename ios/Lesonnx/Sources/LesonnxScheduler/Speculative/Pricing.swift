@@ -43,6 +43,8 @@ public struct Pricing: LengthChoice {
     private static let firstInterval = 32
     private static let lastInterval = 2048
     private static let probeOdds = one / 4
+    /// Plain passes that a drafter that costs is taken to gain each time, before it is known.
+    private static let trendPasses = 2
     /// As long as no draft was measured, one is taken to cost an eighth of a plain pass.
     private static let unknownDraftShift = 3
     private static let draftFadeShift = 3
@@ -50,6 +52,8 @@ public struct Pricing: LengthChoice {
     private(set) var acceptance = Acceptance()
     private(set) var times = PassTimes()
     private var draftUs = 0
+    /// What turns with a draft that cost lost on the mean; below 0: gained.
+    private var trendUs = 0
     private var debtUs = 0
     private var sincePlain = 0
     private var sinceDraft = 0
@@ -68,7 +72,13 @@ public struct Pricing: LengthChoice {
             return most
         }
         let expectedUs = draftUs > 0 ? draftUs : times.passUs(rows: 1) >> Self.unknownDraftShift
-        return longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
+        let length = longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
+        if length > 0 && trendUs > 0 && !isProbe {
+            // It should pay by what slots are worth on the whole, and has not: drafts are paid for, then not verified.
+            isProbe = sinceDraft >= interval
+            return isProbe ? length : 0
+        }
+        return length
     }
 
     public mutating func choose(drafted: Int, confidence: [Int]?, isFree: Bool, isDrawn: Bool, newBytes: [Int]) -> Int {
@@ -94,9 +104,6 @@ public struct Pricing: LengthChoice {
             times.forget(rows: rows)
         }
         times.took(rows: rows, passUs: passUs, stallUs: stallUs, readBytes: readBytes, newBytes: newBytes)
-        if let draftUs {
-            self.draftUs += self.draftUs != 0 ? (draftUs - self.draftUs) >> Self.draftFadeShift : draftUs
-        }
         sincePlain = rows == 1 ? 0 : sincePlain + 1
         if debtUs > 0 {
             debtUs = max(0, debtUs - (passUs >> Self.allowanceShift))
@@ -106,6 +113,16 @@ public struct Pricing: LengthChoice {
             return
         }
         let lostUs = chargedUs + (draftUs ?? 0) - newTokens * plainUs
+        settle(lostUs: lostUs, plainUs: plainUs)
+        if let draftUs {
+            let beforeUs = trendUs != 0 ? trendUs : -Self.trendPasses * plainUs
+            trendUs = isProbe ? lostUs : beforeUs + ((lostUs - beforeUs) >> Self.draftFadeShift)
+            self.draftUs += self.draftUs != 0 ? (draftUs - self.draftUs) >> Self.draftFadeShift : draftUs
+        }
+    }
+
+    /// A pass with drafts lost so much against plain ones, or gained.
+    private mutating func settle(lostUs: Int, plainUs: Int) {
         debtUs = max(debtUs + lostUs, -Self.creditPasses * plainUs)
         if lostUs <= 0 {
             interval = Self.firstInterval
