@@ -17,7 +17,7 @@ from lesonnx import __version__
 from lesonnx.errors import InputError
 from lesonnx.manifest import CalibratedLayer, Calibration
 from lesonnx.tokenizer import Tokenizer
-from lesonnx_export.activations import calibration_steps, run_calibration
+from lesonnx_export.activations import RANDOM_SHARE, calibration_steps, run_calibration
 from lesonnx_export.calibrate import random_ids
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.journal import Journal

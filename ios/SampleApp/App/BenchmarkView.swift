@@ -84,7 +84,8 @@ private struct ResultsView: View {
 
     private func summary(_ result: Benchmark.Result) -> String {
         let hits = Int((result.hitShare * 100).rounded())
-        let text = result.isSameText ? "same text" : "ANOTHER TEXT"
+        let other = result.drafts == nil ? "ANOTHER TEXT" : "another rounding"
+        let text = result.isSameText ? "same text" : other
         let drafts = result.drafts.map { ", \($0.numAccepted) of \($0.numDrafted) drafts accepted" } ?? ""
         return "\(hits) % hits\(drafts), \(formatBytes(result.readBytesPerToken)) a token, \(formatBytes(result.memoryBytes)) of memory, \(text)"
     }

@@ -39,8 +39,8 @@ struct TwinManifestTests {
         (#""float_bits": 16"#, #""float_bits": 8"#, "twins.float_bits: expected one of 16, 32, found 8"),
         (#""capacity_tokens": 48"#, #""capacity_tokens": 49"#, "expected float32 [1, "),
         (#""capacity_tokens": 48"#, #""capacity_tokens": 48, "more": 1"#, "twins.more: unknown key"),
-        (#""rows": 8"#, #""rows": 7"#, "'residual' of 'dense/twin_segment_000_8.onnx' is float32 [1, 8,"),
-        (#""router_logits_0""#, #""router_logits_9""#, "router_logits_0"),
+        (#""rows": 8"#, #""rows": 7"#, "' of 'dense/twin_segment_000_8.onnx' is float32 [1, 8, 64], expected float32 [1, 7, 64]"),
+        (#""router_logits_0""#, #""router_logits_9""#, "takes 'router_logits_9', unlike what 'dense/twin_segment_000_1.onnx' gives"),
         (#"_rows""#, #"_columns""#, "_rows'"),
     ]
 

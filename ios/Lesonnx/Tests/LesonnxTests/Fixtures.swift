@@ -23,8 +23,8 @@ enum Fixtures {
     static let names = [
         "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
         "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
-        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float",
-        "qwen2_moe-twins-android-int4", "qwen2_moe-mixed",
+        "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen2_moe-mixed", "qwen3_moe-twins-ios-float",
+        "qwen2_moe-twins-android-int4",
     ]
 
     /// Those that the ONNX Runtime in use is new enough for. A bundle that is missing stays among them, so that its tests fail.

@@ -6,8 +6,8 @@ import LesonnxScheduler
 /// are dropped after each draft. Owns three sessions, its caches and the rows that are not projected yet. It knows nothing of
 /// verification or price; `docs/bundle.md` has its parts.
 final class DSparkDrafter: Drafter, LayerReader {
-    /// Rows of layer outputs are projected when a draft needs them, or when there are so many: one product of many rows costs little
-    /// more than one of one, so a drafter that is not asked costs next to nothing.
+    /// Rows of layer outputs are projected when a draft needs them, or when there are so many: few runs of many rows cost less than
+    /// many of one, and what is kept unprojected stays small.
     static let pendingTokens = 64
 
     let name = DrafterName.dspark
@@ -43,6 +43,7 @@ final class DSparkDrafter: Drafter, LayerReader {
         context = try session(.drafterContext)
         pending = Tensor(.float32, [Self.pendingTokens, layerIdxs.count * model.hiddenSize])
         block = DSparkBlock(record, model, try session(.drafterBlock), try session(.drafterMarkov))
+        try warmUp()
     }
 
     func close() {
@@ -125,14 +126,16 @@ final class DSparkDrafter: Drafter, LayerReader {
         capacity(for: numTokens) * sizes.values.reduce(0, +) * ElementType.float32.byteCount + pending.byteCount
     }
 
-    /// Keeps nothing of it.
-    func warmUp() throws {
-        let before = numTokens
-        try observe(position: before, Tensor(.float32, [1, pending.shape[1]]))
+    /// Run every part once on nothing: so the weights that it maps count as this process's before memory is shared out, and the first
+    /// draft takes no longer than others.
+    private func warmUp() throws {
+        try observe(position: 0, Tensor(.float32, [1, pending.shape[1]]))
         try flush()
-        try block?.run(anchor: 0, start: numTokens, count: 1, seen(numTokens))
-        _ = try block?.slot(0, after: 0)
-        rewind(to: before)
+        try block?.run(anchor: 0, start: 1, count: maxTokens, seen(1))
+        for slot in 0..<maxTokens {
+            _ = try block?.slot(slot, after: 0)
+        }
+        rewind(to: 0)
     }
 
     // MARK: drafting

@@ -9,7 +9,4 @@ protocol LayerReader: AnyObject {
 
     /// What it keeps for a sequence of that many tokens.
     func bytes(at numTokens: Int) -> Int
-
-    /// Run its parts once, so that what they map is counted as this process's.
-    func warmUp() throws
 }

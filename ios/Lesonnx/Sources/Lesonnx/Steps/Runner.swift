@@ -150,8 +150,8 @@ final class Runner {
         var denseSeconds = 0.0
         var began = stepBegan
         try run(embed, place: nil, buffers)
-        // Twins give no layer outputs.
-        let width = layerReader == nil ? twins?.forStep(rows: rows, states) : nil
+        // Twins do not give what drafters read, and what verifies drafts should round as what follows them.
+        let width = layerReader == nil && numDrafts == 0 ? twins?.forStep(rows: rows, states) : nil
         try width?.begin(buffers.positionIds, states.totalSequenceLength)
         for (place, part) in segments.enumerated() {
             try runSegment(part, place: place, buffers, width)

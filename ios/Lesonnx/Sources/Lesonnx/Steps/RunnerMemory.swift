@@ -50,7 +50,6 @@ extension Runner {
                 _ = try runHead([0], buffers, width)
             }
         }
-        try layerReader?.warmUp()
     }
 
     /// Give the experts what a capacity of attention caches leaves them.

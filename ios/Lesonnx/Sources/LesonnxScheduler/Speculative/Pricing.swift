@@ -43,6 +43,8 @@ public struct Pricing: LengthChoice {
     private static let firstInterval = 32
     private static let lastInterval = 2048
     private static let probeOdds = one / 4
+    /// Plain passes that a drafter that costs is taken to gain each time, before it is known.
+    private static let trendPasses = 2
     /// As long as no draft was measured, one is taken to cost an eighth of a plain pass.
     private static let unknownDraftShift = 3
     private static let draftFadeShift = 3
@@ -50,6 +52,8 @@ public struct Pricing: LengthChoice {
     private(set) var acceptance = Acceptance()
     private(set) var times = PassTimes()
     private var draftUs = 0
+    /// What turns with a draft that cost lost on the mean; below 0: gained.
+    private var trendUs = 0
     private var debtUs = 0
     private var sincePlain = 0
     private var sinceDraft = 0
@@ -68,7 +72,13 @@ public struct Pricing: LengthChoice {
             return most
         }
         let expectedUs = draftUs > 0 ? draftUs : times.passUs(rows: 1) >> Self.unknownDraftShift
-        return longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
+        let length = longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
+        if length > 0 && trendUs > 0 && !isProbe {
+            // It should pay by what slots are worth on the whole, and has not: drafts are paid for, then not verified.
+            isProbe = sinceDraft >= interval
+            return isProbe ? length : 0
+        }
+        return length
     }
 
     public mutating func choose(drafted: Int, confidence: [Int]?, isFree: Bool, isDrawn: Bool, newBytes: [Int]) -> Int {
@@ -85,6 +95,7 @@ public struct Pricing: LengthChoice {
         rows: Int, passUs: Int, stallUs: Int, readBytes: Int, newBytes: [Int], newTokens: Int, draftUs: Int?
     ) {
         let plainUs = times.passUs(rows: 1)
+        let hasDrafted = rows > 1 || draftUs != nil
         // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
         let extraBytes = newBytes.prefix(rows).dropFirst().reduce(0, +)
         let chargedUs = min(passUs, Self.mostCharged * times.passUs(rows: rows, extraBytes: extraBytes))
@@ -93,19 +104,25 @@ public struct Pricing: LengthChoice {
             times.forget(rows: rows)
         }
         times.took(rows: rows, passUs: passUs, stallUs: stallUs, readBytes: readBytes, newBytes: newBytes)
-        if let draftUs {
-            self.draftUs += self.draftUs != 0 ? (draftUs - self.draftUs) >> Self.draftFadeShift : draftUs
-        }
         sincePlain = rows == 1 ? 0 : sincePlain + 1
         if debtUs > 0 {
             debtUs = max(0, debtUs - (passUs >> Self.allowanceShift))
         }
-        if rows == 1 && draftUs == nil {
-            sinceDraft += 1
+        sinceDraft = hasDrafted ? 0 : sinceDraft + 1
+        if !hasDrafted {
             return
         }
-        sinceDraft = 0
         let lostUs = chargedUs + (draftUs ?? 0) - newTokens * plainUs
+        settle(lostUs: lostUs, plainUs: plainUs)
+        if let draftUs {
+            let beforeUs = trendUs != 0 ? trendUs : -Self.trendPasses * plainUs
+            trendUs = isProbe ? lostUs : beforeUs + ((lostUs - beforeUs) >> Self.draftFadeShift)
+            self.draftUs += self.draftUs != 0 ? (draftUs - self.draftUs) >> Self.draftFadeShift : draftUs
+        }
+    }
+
+    /// A pass with drafts lost so much against plain ones, or gained.
+    private mutating func settle(lostUs: Int, plainUs: Int) {
         debtUs = max(debtUs + lostUs, -Self.creditPasses * plainUs)
         if lostUs <= 0 {
             interval = Self.firstInterval

@@ -21,7 +21,7 @@ import Observation
         public var memoryBytes: Int
         /// Of the tokens that were drafted and verified, how many stayed; nil without a drafter.
         public var drafts: DraftCounts?
-        /// Whether the text is that of the first row, as it must be.
+        /// Whether the text is that of the first row, as it must be; with drafts a quantized bundle may round otherwise.
         public var isSameText: Bool
     }
 

@@ -18,6 +18,8 @@ import Observation
     /// The expert budget that the bundle was loaded with.
     public private(set) var expertBudgetBytes = 0
     public let meter = Meter()
+    /// Whether bundles that are opened from here on draft, by what they bring for it. Drafts change no text but for rounding.
+    public var drafts = true
 
     private var model: Model?
     #if canImport(Darwin)
@@ -37,7 +39,7 @@ import Observation
         do {
             var options = LoadOptions()
             options.expertBudgetBytes = expertBudgetBytes
-            options.draft = bundle.manifest.nearestDrafter
+            options.draft = drafts ? bundle.manifest.nearestDrafter : .none
             let model = try await Model.load(bundle, options)
             self.model = model
             self.bundle = bundle

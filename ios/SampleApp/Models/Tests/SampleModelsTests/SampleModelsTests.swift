@@ -24,8 +24,9 @@ private final class Scratch {
 /// The exporter's bundles under the app's own models: real tokens, real files. One after another, since the process has one pool
 /// of threads and the tests look at memory.
 @MainActor @Suite(.serialized, .enabled(if: mobileIsThere, "no build/mobile")) struct SampleModelsTests {
-    private func opened(_ name: String, budget: Int? = nil) async throws -> Session {
+    private func opened(_ name: String, budget: Int? = nil, drafts: Bool = true) async throws -> Session {
         let session = Session()
+        session.drafts = drafts
         await session.open(try ModelBundle(directory: bundles.appending(path: name)), expertBudgetBytes: budget)
         #expect(session.phase == .ready(name))
         return session
@@ -72,15 +73,17 @@ private final class Scratch {
         #expect(shelf.rows.first?.fit == nil && shelf.rows.first?.summary.contains("producer: missing") == true)
     }
 
-    @Test func aTextIsGoneOnWithAsInPython() async throws {
+    /// A quantized bundle's text may round otherwise with drafts, a float one's does not.
+    @Test(arguments: [("sample-int4", 1_179_648, false), ("sample-dspark-float", 7_077_888, true)])
+    func aTextIsGoneOnWithAsInPython(bundle: String, budget: Int, drafts: Bool) async throws {
         let folder = bundles.appending(path: "../reference").standardized
         let name = try #require(
-            FileManager.default.contentsOfDirectory(atPath: folder.path).first { $0.hasPrefix("sample-int4.") && $0.hasSuffix(".json") })
+            FileManager.default.contentsOfDirectory(atPath: folder.path).first { $0.hasPrefix("\(bundle).") && $0.hasSuffix(".json") })
         let reference = try JSON(parsing: Data(contentsOf: folder.appending(path: name)))
         let record = try #require(reference["cases"]?.array?.first { $0["name"]?.string == "greedy-kernel" })
-        let session = try await opened("sample-int4", budget: 1_179_648)
+        let session = try await opened(bundle, budget: budget, drafts: drafts)
         let conversation = try #require(session.conversation)
-        #expect(!conversation.chats && session.expertBudgetBytes == 1_179_648)
+        #expect(!conversation.chats && session.expertBudgetBytes == budget)
         conversation.maxNewTokens = try #require(record["token_ids"]?.array).count
         conversation.send(try #require(record["prompt"]?.string))
         #expect(conversation.isAnswering)
@@ -91,8 +94,7 @@ private final class Scratch {
         let meter = session.meter
         #expect(meter.numTokens >= 40 && meter.samples.allSatisfy { (0...1).contains($0.hitShare) && $0.readBytes >= 0 })
         let memoryBytes = try #require(meter.last).memoryBytes
-        let drafts = try #require(meter.drafts)
-        #expect(drafts.numAccepted <= drafts.numDrafted)
+        #expect((meter.drafts != nil) == drafts && (meter.drafts?.numAccepted ?? 0) <= (meter.drafts?.numDrafted ?? 0))
         #expect(meter.readBytesPerToken > 0 && memoryBytes > 1 << 20)
         await session.close()
         #expect(session.phase == .empty && session.conversation == nil)
@@ -181,7 +183,7 @@ private final class Scratch {
         #expect(!benchmark.isRunning)
         for row in benchmark.rows.prefix(5) {
             let result = try #require(row.result)
-            #expect(result.tokensPerS > 0 && result.isSameText, "\(row.title)")
+            #expect(result.tokensPerS > 0 && (result.isSameText || result.drafts != nil), "\(row.title)")
         }
         #expect(benchmark.rows[0].result?.hitShare == 0 && benchmark.rows[1].result!.hitShare > 0)
         #expect(benchmark.rows.map { $0.result?.drafts != nil } == [false, false, false, false, true, false])
@@ -199,7 +201,7 @@ private final class Scratch {
         app.benchmark.numTokens = 4
         app.benchmark.numWarmupTokens = 2
         await app.runBenchmark()
-        #expect(app.benchmark.rows.filter { $0.result?.isSameText == true }.count == 5)
+        #expect(app.benchmark.rows.filter { $0.result?.isSameText == true && $0.result?.drafts == nil }.count == 4)
         #expect(app.session.phase == .ready("qwen2_moe-int4"), "the bundle is loaded again")
         await app.remove("qwen2_moe-int4")
         #expect(app.session.phase == .empty && app.shelf.rows.isEmpty)
