@@ -12,7 +12,7 @@ from lesonnx.eviction import ODDS_BITS, ONE
 from lesonnx.speculative.acceptance import Acceptance
 from lesonnx.speculative.pass_times import PassTimes
 
-MARGIN = 32
+MARGIN = 8
 """Drafting must be faster by one part in so many, since what it is compared with is measured roughly."""
 PLAIN_AGAIN_PASSES = 64
 """After so many passes with drafts one runs without, to measure again what they are compared with."""
