@@ -137,7 +137,7 @@ internal open class Pricing {
 
     private companion object {
         /** Drafting must be faster by one part in so many, since what it is compared with is measured roughly. */
-        const val MARGIN = 32L
+        const val MARGIN = 8L
 
         /** After so many passes with drafts one runs without, to measure again what they are compared with. */
         const val PLAIN_AGAIN_PASSES = 64
