@@ -24,6 +24,7 @@ from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
+from lesonnx.speculative.draft_model import DraftModelDrafter
 from lesonnx.speculative.drafters import NO_DRAFTER, check_drafter, make_drafter
 from lesonnx.speculative.speculator import Speculator
 from lesonnx.timeline import Timeline
@@ -207,7 +208,8 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         drafter = make_drafter(options.draft, bundle, options.draft_model, options.engine, options.num_threads)
         speculator = None if drafter is None else Speculator(runner, drafter)
         if options.memory_budget_bytes is not None:
-            runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes)
+            late_bytes = drafter.late_bytes if isinstance(drafter, DraftModelDrafter) else 0
+            runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes, late_bytes)
     except BaseException:
         if speculator is not None:
             speculator.close()

@@ -268,12 +268,13 @@ class Runner:
             count += 1
         return self.states.reachable(count)
 
-    def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None) -> None:
+    def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None, other_bytes: int = 0) -> None:
         """Bound the process: experts get what is left, less as caches grow. BudgetError if that is too little.
 
-        Call once, with all sessions open and before the first step.
+        Call once, with all sessions open and before the first step. ``other_bytes``: what the process will take for
+        something else and does not take yet.
         """
-        self._warm_up()
+        self.warm_up()
         chunk = self.prefill_chunk_tokens
         layers_read = len(self._layer_idxs)
         buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
@@ -282,11 +283,11 @@ class Runner:
             vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
             rows = REWINDABLE_TOKENS
             buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
-        fixed = memory.current_bytes() + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
+        fixed = memory.current_bytes() + other_bytes + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
 
         What it leaves in the states is written over by the first step.

@@ -226,6 +226,14 @@ def test_drafting_that_cannot_pay_costs_next_to_nothing(odds: float, draft_us: i
     assert max(drafting for _, drafting in found) < 25
 
 
+@pytest.mark.parametrize("odds", [0.3, 0.4, 0.5])
+def test_drafts_that_hardly_pay_lose_nothing(odds: float) -> None:
+    """What one draft gains is what its row costs, or less: choices by rough figures must not add up to a loss."""
+    ratios = [simulate(400, 2250, 700, odds, None, seed)[0] for seed in range(5)]
+    assert np.mean(ratios) > 0.99
+    assert min(ratios) > 0.975
+
+
 def test_a_drafter_that_is_paid_and_then_not_believed_is_not_asked_for_long() -> None:
     """Drafts are right as often as not, so worth asking for; its confidence is low, so none is verified."""
     pricing, asked = Pricing(), 0

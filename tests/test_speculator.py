@@ -278,6 +278,17 @@ def test_bad_drafters_are_one_line(float_sample: Path, bundle_of: BundleFactory)
             lesonnx.load(float_sample, **values)
 
 
+def test_a_memory_budget_counts_the_draft_model(float_sample: Path) -> None:
+    fixed = []
+    for values in ({}, {"draft": "draft-model", "draft_model": float_sample}):
+        with lesonnx.load(float_sample, memory_budget_bytes=1 << 30, **values) as model:
+            bound = model.runner._memory
+            assert bound is not None
+            fixed.append(bound.fixed_bytes)
+    # Sessions and buffers come on top; what one load leaves behind for the next is far less.
+    assert fixed[1] - fixed[0] > 0.9 * Bundle(float_sample).expert_bytes
+
+
 def test_a_drafter_that_has_nothing_to_say_costs_no_pass(model: Model) -> None:
     class Silent(Oracle):
         def propose(self, token_ids: Sequence[int], max_tokens: int, sampler: DraftSampler) -> Draft:

@@ -44,6 +44,13 @@ class DraftModelDrafter:
         except BaseException:
             loader.close()
             raise
+        # So that what it maps is counted as this process's before a memory budget is shared out.
+        self._runner.warm_up()
+
+    @property
+    def late_bytes(self) -> int:
+        """What it will take beside that: its experts, which are read when it runs first."""
+        return self._runner.bundle.expert_bytes
 
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampler: DraftSampler) -> Draft:
         """As `Drafter.propose`. Runs what the target's sequence has become since, then a token a step."""

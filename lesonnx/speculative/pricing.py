@@ -12,7 +12,7 @@ from lesonnx.eviction import ODDS_BITS, ONE
 from lesonnx.speculative.acceptance import Acceptance
 from lesonnx.speculative.pass_times import PassTimes
 
-MARGIN = 32
+MARGIN = 8
 """Drafting must be faster by one part in so many, since what it is compared with is measured roughly."""
 PLAIN_AGAIN_PASSES = 64
 """After so many passes with drafts one runs without, to measure again what they are compared with."""
@@ -66,11 +66,11 @@ class Pricing:
         self._is_probe = False
         if is_free or most < 1:
             return most
+        # Where it should pay by what slots are worth on the whole and has not, drafts are paid for, then not verified.
+        if self._trend_us > 0 and self._since_draft < self._interval:
+            return 0
         length = self._longest(most, None, new_bytes, self._expected_draft_us(), in_order=False)
-        if length and self._trend_us > 0 and not self._is_probe:
-            # It should pay by what slots are worth on the whole, and has not: drafts are paid for, then not verified.
-            self._is_probe = self._since_draft >= self._interval
-            return length if self._is_probe else 0
+        self._is_probe = self._is_probe or (length > 0 and self._trend_us > 0)
         return length
 
     def choose(

@@ -21,7 +21,8 @@ class DraftCounts:
     """The drafts of a generation, by position: how many were verified, and how many of them were right.
 
     ``drafted[j]`` counts the drafts that had a slot j, ``judged[j]`` those of which all slots before j were right, so
-    that ``accepted[j] / judged[j]`` is the acceptance at j. ``passes``: with drafts; ``draft_ms``: what drafting took.
+    that ``accepted[j] / judged[j]`` is the acceptance at j. ``passes``: with drafts; ``draft_ms``: what a drafter took
+    that is not free.
     """
 
     drafted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
@@ -80,18 +81,20 @@ class Speculator:
         sampler, draft_sampler = self._sampler, self._draft_sampler
         if sampler is None or draft_sampler is None:
             raise ValueError("next before begin")
-        self._judge_unverified(token)
+        if self._unverified.token_ids:
+            self._judge_unverified(token)
         self._sequence.append(token)
         pricing, drafter = self.pricing, self.drafter
         draft, draft_us = NO_DRAFT, None
         room = min(most - 1, drafter.max_tokens)
         asked = self._ask(room)
-        if asked > 0:
+        if asked > 0 and drafter.is_free:
+            draft = drafter.propose(self._sequence, asked, draft_sampler)
+        elif asked > 0:
             began = time.perf_counter_ns()
             draft = drafter.propose(self._sequence, asked, draft_sampler)
-            took_us = (time.perf_counter_ns() - began) // 1000
-            self.counts.draft_ms += took_us / 1e3
-            draft_us = None if drafter.is_free else took_us
+            draft_us = (time.perf_counter_ns() - began) // 1000
+            self.counts.draft_ms += draft_us / 1e3
         length, new_bytes = self._choose(draft) if draft.token_ids and pricing.may_draft else (0, [])
         return self._run(token, draft, length, sampler, ends, draft_us, new_bytes)
 
@@ -158,6 +161,5 @@ class Speculator:
 
     def _judge_unverified(self, token: int) -> None:
         """The token that came without drafts tells whether the draft's first one would have been right."""
-        if self._unverified.token_ids:
-            self.pricing.judge(1, int(self._unverified.token_ids[0] == token), self._unverified.confidence)
+        self.pricing.judge(1, int(self._unverified.token_ids[0] == token), self._unverified.confidence)
         self._unverified = NO_DRAFT
