@@ -17,7 +17,7 @@ from lesonnx import __version__
 from lesonnx.errors import InputError
 from lesonnx.manifest import CalibratedLayer, Calibration
 from lesonnx.tokenizer import Tokenizer
-from lesonnx_export.activations import run_calibration
+from lesonnx_export.activations import calibration_steps, run_calibration
 from lesonnx_export.calibrate import random_ids
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.journal import Journal
@@ -129,6 +129,16 @@ def check_calibration(plan: ExportPlan, options: ExportOptions) -> None:
         target_bytes(groups_of(plan.architecture), options.experts_target_size, options.block_size)
 
 
+def extra_bytes(plan: ExportPlan, options: ExportOptions) -> int:
+    """What calibration takes of the disk beside the planned bundle: statistics, and experts that may become larger."""
+    if options.resolved_calibration is None:
+        return 0
+    architecture, share = plan.architecture, options.experts_target_size or 0.0
+    row_bytes = 2 * architecture.hidden_size + 8 * architecture.num_experts_per_tok + 4
+    statistics = 0 if options.calibration_directory else len(plan.layers) * MOST_WINDOWS * WINDOW_TOKENS * row_bytes
+    return statistics + max(0, int(share * plan.expert_bytes) - plan.expert_bytes)
+
+
 def calibrate(
     plan: ExportPlan,
     options: ExportOptions,
@@ -145,8 +155,8 @@ def calibrate(
         _claim(kept, _stamp(plan, ids))
     directory = kept or partial / DIRECTORY
     if not journal.entries("calibration"):
-        progress("calibrating", 0)
-        run_calibration(plan, ids, directory, lambda what, steps: progress(f"calibrating: {what}", 0))
+        steps = _counted(progress, "calibrating: step", calibration_steps(plan))
+        run_calibration(plan, ids, directory, lambda what, count: steps(count))
         journal.add("calibration", 0)
     return Calibrated(
         sources=Sources(plan.checkpoint.directory, directory),
@@ -205,16 +215,22 @@ def _losses(
     if path.is_file():
         kept: list[GroupLosses] = json.loads(path.read_text(encoding="utf-8"))
         return kept
-    total, done = num_weighed(groups), 0
-
-    def weighed(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(f"weighing precisions: expert {done} of {total}", 0)
-
-    weighed(0)
+    weighed = _counted(progress, "weighing precisions: expert", num_weighed(groups))
     losses = weigh(calibrated.sources, groups, run_tasks, weighed)
     temporary = path.with_name(f"{LOSSES_NAME}.partial")
     temporary.write_text(json.dumps(losses), encoding="utf-8")
     temporary.replace(path)
     return losses
+
+
+def _counted(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+    """Say what is done, and how much of it; the bytes of the bundle are none of it."""
+    done = 0
+
+    def count(steps: int) -> None:
+        nonlocal done
+        done += steps
+        progress(f"{what} {done} of {total}", 0)
+
+    count(0)
+    return count

@@ -92,8 +92,8 @@ class _Seen:
 
     def __init__(self, values: Float32, weights: Float32, centred: bool) -> None:
         squares = weights * weights
-        self.mean: Float32 = squares @ values * np.float32(1 / max(float(squares.sum()), 1e-30))
-        centre = self.mean if centred else np.float32(0)
+        self.mean: Float32 = np.asarray(squares @ values / max(float(squares.sum()), 1e-30), np.float32)
+        centre = self.mean if centred else np.zeros_like(self.mean)
         self.weighted: Float32 = (values - centre) * weights[:, None]
         self.moments: Float32 = self.weighted.T @ self.weighted
 

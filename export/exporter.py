@@ -24,7 +24,7 @@ from lesonnx.errors import CheckpointError, InputError, LesonnxError
 from lesonnx.manifest import Manifest, Part, State, Twins
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.calibrated import DIRECTORY as CALIBRATION_DIRECTORY
-from lesonnx_export.calibrated import Calibrated, Text, calibrate, check_calibration, choose, read_text
+from lesonnx_export.calibrated import Calibrated, Text, calibrate, check_calibration, choose, extra_bytes, read_text
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
 from lesonnx_export.executors import RunTasks
@@ -97,7 +97,8 @@ def export_bundle(
         check_calibration(plan, options)
         text = None if options.resolved_calibration is None else read_text(options.resolved_calibration)
         fingerprint = _fingerprint(plan, options, text)
-        _check_disk(partial.parent, plan.total_bytes - _allocated_bytes(partial))
+        needed_bytes = plan.total_bytes + extra_bytes(plan, options)
+        _check_disk(partial.parent, needed_bytes - _allocated_bytes(partial))
         with held(partial, resume):
             journal = (Journal.reopen if resume else Journal.create)(partial, fingerprint)
             try:

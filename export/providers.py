@@ -18,13 +18,12 @@ COREML = Provider(
         "ModelCacheDirectory": CACHE_DIRECTORY,
     },
 )
-# Qualcomm's, the successor of NNAPI on its chips; float32 products are computed in float16 there.
+# Qualcomm's, the successor of NNAPI on its chips.
 QNN = Provider(
     name="QNNExecutionProvider",
     options={
         "backend_path": "libQnnHtp.so",
         "htp_performance_mode": "sustained_high_performance",
-        "enable_htp_fp16_precision": "1",
     },
 )
 # NNAPI_FLAG_USE_FP16 + NNAPI_FLAG_CPU_DISABLED: its own CPU code is slower than the CPU provider.

@@ -147,7 +147,8 @@ class TwinStep(Step):
         return self._product(x, self._key(hint), bias)
 
     def float_product(self, x: str, hint: str, matrix: Float32) -> str:
-        raise NotImplementedError
+        weight = self.shared(f"{hint}.T.float", lambda: np.ascontiguousarray(matrix.T))
+        return self.graph.op("MatMul", self.twin.cast(x, "float32"), weight)
 
     @staticmethod
     def _key(hint: str) -> str:

@@ -64,11 +64,15 @@ def session_options(*, optimise: bool, num_threads: int | None = None) -> onnxru
 def open_session(
     path: Path,
     options: onnxruntime.SessionOptions,
-    providers: Iterable[str | tuple[str, dict[str, str]]] = ("CPUExecutionProvider",),
+    providers: Iterable[str | tuple[str, dict[str, str]]] | None = ("CPUExecutionProvider",),
 ) -> onnxruntime.InferenceSession:
-    """A session of a model file, with these providers or none; BundleError where ONNX Runtime does not take it."""
+    """A session of a model file, with these providers or none; BundleError where ONNX Runtime does not take it.
+
+    None for ``providers``: the options name them.
+    """
+    listed = None if providers is None else list(providers)
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=list(providers), disable_fallback=True)
+        return onnxruntime.InferenceSession(str(path), options, providers=listed, disable_fallback=True)
     except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
         raise BundleError(f"{path}: ONNX Runtime does not take it: {first_line(error)}") from None
 

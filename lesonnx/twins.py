@@ -149,6 +149,11 @@ class Twins:
         if mode == "cpu" and record is None:
             raise InputError(f"{bundle.directory}: has no twins; export with --accelerate dense")
         if record is not None and mode != "off":
+            data = bundle.file(record.data)
+            if not data.stat().st_size:
+                raise BundleError(f"{data}: is empty, expected the weights of twins")
+            # Sessions copy what they need of it.
+            self._data = (data.name, np.memmap(data, np.uint8, "r"))
             self._open(record, mode)
 
     @property
@@ -193,14 +198,17 @@ class Twins:
         self.notes += [f"{note}: dense parts run without it" for note in notes]
         return found
 
-    def _session(self, path: str, provider: Provider, num_threads: int | None) -> onnxruntime.InferenceSession:
+    def session_options(self, num_threads: int | None, falls_back: bool) -> onnxruntime.SessionOptions:
+        """Options of a twin's session; without ``falls_back`` one that the provider does not take whole is refused."""
         options = ort.session_options(optimise=True, num_threads=num_threads)
         # CoreML of ONNX Runtime 1.24 fails on weights in a file beside the model, and takes them from memory.
-        data = self._bundle.file(self._bundle.manifest.twins.data) if self._bundle.manifest.twins else None
-        if data is not None and data.stat().st_size:
-            mapped = np.memmap(data, np.uint8, "r")
-            options.add_external_initializers_from_files_in_memory([data.name], [mapped], [len(mapped)])
-        if provider.name not in ON_THE_PROCESSOR:
+        name, mapped = self._data
+        options.add_external_initializers_from_files_in_memory([name], [mapped], [len(mapped)])
+        if not falls_back:
             # A twin of which the CPU provider would run a piece is slower than the plain part: better none.
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        return options
+
+    def _session(self, path: str, provider: Provider, num_threads: int | None) -> onnxruntime.InferenceSession:
+        options = self.session_options(num_threads, falls_back=provider.name in ON_THE_PROCESSOR)
         return ort.open_session(self._bundle.file(path), options, [(provider.name, dict(provider.options))])

@@ -242,8 +242,8 @@ def test_a_kept_calibration_serves_other_sizes(
     kept = quick_path / "kept"
     arguments = ("--experts-target-size", "0.9", "--calibration-directory", kept, "--workers", "1")
     shown = lesonnx("export", checkpoint, quick_path / "one", *arguments).out
-    table = shown[shown.index("Precision of the experts: at most 0.9 of the bytes of 4 bits") :].splitlines()
-    assert sum(line.startswith("│") for line in table[: table.index("")] if "shared" in line) == 3
+    assert "Precision of the experts: at most 0.9 of the bytes of 4 bits" in shown
+    assert sum("shared" in line for line in shown.splitlines()) == 3
     monkeypatch.setattr(calibrated, "weigh", None)
     options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
     assert file_bytes(export_bundle(checkpoint, quick_path / "two", options).bundle) == file_bytes(bundle)
@@ -295,3 +295,16 @@ def test_a_short_text_is_taken_whole(length: int) -> None:
     content = "".join(f"{number}\n" for number in range(length))[:length]
     windows = Text("text", content).windows()
     assert sum(len(window) for window in windows) >= 0.99 * len(content)
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_disk_must_hold_what_calibration_keeps(quick_path: Path) -> None:
+    plan = make_plan(Checkpoint(SAMPLE), ExportOptions())
+    statistics = calibrated.extra_bytes(plan, ExportOptions(calibration="topics"))
+    assert calibrated.extra_bytes(plan, ExportOptions()) == 0
+    assert statistics >= len(plan.layers) * calibrated.MOST_WINDOWS * calibrated.WINDOW_TOKENS * 2 * 192
+    assert calibrated.extra_bytes(plan, ExportOptions(experts_target_size=0.733)) == statistics
+    kept = ExportOptions(experts_target_size=1.5, calibration_directory=quick_path)
+    assert calibrated.extra_bytes(plan, kept) == plan.expert_bytes // 2

@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = "tests/data/checkpoints"
 TWINS: dict[str, Any] = {"accelerate": "dense", "prefill_chunk_tokens": 8, "twin_capacity_tokens": 48}
-# Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits, blocks
-# of several sizes, matrices of one expert that differ, experts of one page and of more.
+# Bits and block size of gate, up and down, in each layer's routed experts and in its shared one: every number of bits,
+# blocks of several sizes, matrices of one expert that differ, experts of one page and of more.
 MIXED = [
     ([(2, 16), (4, 32), (8, 32)], [(4, 64), (4, 64), (2, 32)]),
     ([(2, 16), (2, 16), (2, 16)], [(8, 16), (8, 16), (8, 64)]),
