@@ -27,6 +27,7 @@ struct TwinManifestTests {
     @Test func whatOfAListIsThere() throws {
         let coreML = Provider(name: "CoreML", options: ["a": "b", "directory": "{cache}"])
         let (none, notes) = Provider.installed([coreML], available: ["CPUExecutionProvider"])
+        #expect(coreML.isAccelerator && !Provider.cpu.isAccelerator && !Provider(name: "XnnpackExecutionProvider").isAccelerator)
         #expect(none == [] && notes == ["the installed ONNX Runtime has no CoreML"])
         #expect(Provider.installed([coreML], available: ["CoreML"]).found == [Provider(name: "CoreML", options: ["a": "b"])])
         let kept = Provider.installed([coreML, .cpu], available: ["CPUExecutionProvider", "CoreML"], cache: "/here").found

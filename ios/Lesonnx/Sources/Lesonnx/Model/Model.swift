@@ -109,7 +109,8 @@ public actor Model {
             // Before the memory is bounded: a draft model takes its part of it.
             speculator = try makeDrafter(options, for: bundle, environment).map { Speculator(runner, $0) }
             if let bytes = options.memoryBudgetBytes {
-                try runner.boundMemory(bytes, expertBudgetBytes: options.expertBudgetBytes)
+                let lateBytes = (speculator?.drafter as? DraftModelDrafter)?.lateBytes ?? 0
+                try runner.boundMemory(bytes, expertBudgetBytes: options.expertBudgetBytes, otherBytes: lateBytes)
             }
             self.runner = runner
             notes = twins.notes

@@ -30,8 +30,8 @@ extension OrtEnvironment {
         return (0..<Int(count)).compactMap { names?[$0].map { String(cString: $0) } }
     }
 
-    /// A session of a dense part on one provider. On any other than the CPU's it opens only where that provider takes all of the
-    /// part: one of which the CPU would run a piece is slower than the plain part. Throws `bundle` where ONNX Runtime does not take
+    /// A session of a dense part on one provider. On an accelerator it opens only where that takes all of the part: one of which the
+    /// CPU would run a piece is slower than the plain part. Throws `bundle` where ONNX Runtime does not take
     /// it so.
     func session(_ path: String, on provider: Provider, _ data: ExternalData?) throws -> Session {
         do {
@@ -39,6 +39,8 @@ extension OrtEnvironment {
             defer { library.api.pointee.ReleaseSessionOptions(options) }
             if provider.name != Provider.cpu.name {
                 try append(provider, to: options)
+            }
+            if provider.isAccelerator {
                 let api = library.api
                 try library.check(api.pointee.AddSessionConfigEntry(options, "session.disable_cpu_ep_fallback", "1"))
             }

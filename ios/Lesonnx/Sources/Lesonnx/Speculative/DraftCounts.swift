@@ -9,7 +9,7 @@ public struct DraftCounts: Equatable, Sendable, Encodable {
     public private(set) var accepted = [Int](repeating: 0, count: maxDraftTokens)
     /// Passes with drafts.
     public private(set) var passes = 0
-    /// What drafting took.
+    /// What a drafter took that is not free.
     public internal(set) var draftMs = 0.0
 
     public init() {}

@@ -21,11 +21,16 @@ final class DraftModelDrafter: Drafter {
         let loader = try ExpertLoader(bundle, made, config, budgetBytes: bundle.expertBytes, numLoaders: config.maxLoads)
         do {
             runner = try Runner(bundle, loader, environment)
+            // So that what it maps is counted as this process's before a memory budget is shared out.
+            try runner.warmUp()
         } catch {
             loader.close()
             throw error
         }
     }
+
+    /// What it will take beside that: its experts, which are read when it runs first.
+    var lateBytes: Int { runner.bundle.expertBytes }
 
     /// As `Drafter.propose`. Runs what the target's sequence has become since, then a token a step.
     func propose(after tokenIds: [Int], maxTokens: Int, _ sampler: inout DraftSampler) throws -> Draft {

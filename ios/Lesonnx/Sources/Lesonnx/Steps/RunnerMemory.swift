@@ -4,8 +4,9 @@ import LesonnxScheduler
 extension Runner {
     /// Bound the process: experts get what is left, less as caches grow. Throws `budget` if that is too little.
     ///
-    /// Call once, with all sessions open and before the first step.
-    func boundMemory(_ memoryBudgetBytes: Int, expertBudgetBytes: Int?) throws {
+    /// Call once, with all sessions open and before the first step. `otherBytes`: what the process will take for something else and
+    /// does not take yet.
+    func boundMemory(_ memoryBudgetBytes: Int, expertBudgetBytes: Int?, otherBytes: Int = 0) throws {
         try warmUp()
         let chunk = prefillChunkTokens
         let numLayersRead = layerReader?.layerIdxs.count ?? 0
@@ -17,7 +18,7 @@ extension Runner {
             held += rows * model.vocabSize * ElementType.float32.byteCount
         }
         memoryBound = MemoryBound(
-            budgetBytes: memoryBudgetBytes, fixedBytes: Memory.currentBytes() + held + MemoryBound.spareBytes,
+            budgetBytes: memoryBudgetBytes, fixedBytes: Memory.currentBytes() + otherBytes + held + MemoryBound.spareBytes,
             expertBudgetBytes: expertBudgetBytes)
         try shareMemory(capacityTokens: states.capacity(for: 1))
     }
@@ -25,7 +26,7 @@ extension Runner {
     /// Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
     ///
     /// What it leaves in the states is written over by the first step.
-    private func warmUp() throws {
+    func warmUp() throws {
         try states.reserve(1)
         states.begin(rows: 1)
         let buffers = buffers(for: 1)

@@ -4,11 +4,16 @@
 /// An execution provider and its options, as ONNX Runtime names them.
 public struct Provider: Equatable, Sendable {
     public static let cpu = Provider(name: "CPUExecutionProvider")
+    /// Those that compute on the processor, where a model may be shared with the CPU provider.
+    private static let onTheProcessor = [cpu.name, "XnnpackExecutionProvider"]
     /// Stands for a directory of the host's own, one a bundle, in the value of an option.
     public static let cacheDirectory = "{cache}"
 
     public let name: String
     public let options: [String: String]
+
+    /// Whether it computes apart from the processor: a model of which the CPU provider would run a piece is slower there than without.
+    public var isAccelerator: Bool { !Self.onTheProcessor.contains(name) }
 
     public init(name: String, options: [String: String] = [:]) {
         self.name = name

@@ -29,7 +29,7 @@ public protocol LengthChoice: Sendable {
 /// Lengths by measured acceptance and measured time; bounded in what a wrong choice can cost. A value, owned by a speculator.
 public struct Pricing: LengthChoice {
     /// Drafting must be faster by one part in so many, since what it is compared with is measured roughly.
-    private static let margin = 32
+    private static let margin = 8
     /// After so many passes with drafts one runs without, to measure again what they are compared with.
     private static let plainAgainPasses = 64
     /// Drafts may cost at most one part in 64 of all time, beyond what they gain.
@@ -71,13 +71,13 @@ public struct Pricing: LengthChoice {
         if isFree || most < 1 {
             return most
         }
+        // Where it should pay by what slots are worth on the whole and has not, drafts are paid for, then not verified.
+        if trendUs > 0 && sinceDraft < interval {
+            return 0
+        }
         let expectedUs = draftUs > 0 ? draftUs : times.passUs(rows: 1) >> Self.unknownDraftShift
         let length = longest(most, nil, newBytes, draftUs: expectedUs, inOrder: false)
-        if length > 0 && trendUs > 0 && !isProbe {
-            // It should pay by what slots are worth on the whole, and has not: drafts are paid for, then not verified.
-            isProbe = sinceDraft >= interval
-            return isProbe ? length : 0
-        }
+        isProbe = isProbe || (length > 0 && trendUs > 0)
         return length
     }
 
