@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from lesonnx.errors import InputError
+from lesonnx_export.architectures import make_decoder
 from lesonnx_export.checkpoint import Checkpoint, Float32, TensorInfo, Weights
 from lesonnx_export.cli import print_summary
 from lesonnx_export.compensate import quantize_expert
+from lesonnx_export.config import Config
 from lesonnx_export.contract import make_manifest
-from lesonnx_export.expert import PACK_NAME, expert_bytes
+from lesonnx_export.expert import PACK_NAME, ExpertPrecision, MatrixPrecision, expert_bytes
 from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_parts, write_stages
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, write_models
-from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
+from lesonnx_export.plan import ExportOptions, ExportPlan, LayerPrecision, make_plan
 from lesonnx_export.shapes import SHAPES
 from lesonnx_export.sources import read_expert
 
@@ -82,15 +85,40 @@ class SyntheticCheckpoint(Checkpoint):
         self.tensors = {}
 
 
+def with_low_layers(options: ExportOptions, config: dict[str, Any], low_layers: int) -> ExportOptions:
+    """Mixed precision as calibration tends to choose it: in so many of the MoE layers, spread evenly, gate and up have
+    2 bits and down 4; the others have what ``options`` say. InputError for more layers than there are.
+    """
+    num_layers = len(make_decoder(Config(config)).moe_layers)
+    if low_layers > num_layers:
+        raise InputError(f"{low_layers} layers of low precision, the model has {num_layers} with experts")
+    low, down = MatrixPrecision(2, options.block_size), MatrixPrecision(4, options.block_size)
+    plain = LayerPrecision.uniform(options.bits, options.block_size)
+    mixed = LayerPrecision(ExpertPrecision(low, low, down), plain.shared)
+    # Of any stretch of layers a share of low_layers / num_layers, the first ones last.
+    is_low = [(place + 1) * low_layers // num_layers > place * low_layers // num_layers for place in range(num_layers)]
+    return replace(options, precisions=tuple(mixed if low else plain for low in is_low))
+
+
 def write_synthetic(
-    shape: str, bundle: Path, options: ExportOptions, changes: dict[str, int], console: Console | None = None
+    shape: str,
+    bundle: Path,
+    options: ExportOptions,
+    changes: dict[str, int],
+    console: Console | None = None,
+    low_layers: int = 0,
 ) -> None:
-    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for export."""
+    """Write a bundle of a known shape; ``changes`` replace entries of its configuration. InputError as for export.
+
+    ``low_layers``: see `with_low_layers`.
+    """
     if shape not in SHAPES:
         raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
     if bundle.exists():
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
     config = SHAPES[shape] | changes
+    if low_layers:
+        options = with_low_layers(options, config, low_layers)
     checkpoint = SyntheticCheckpoint(config)
     tied = bool(config.get("tie_word_embeddings", False))
     plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
@@ -154,6 +182,9 @@ def _write_layer(plan: ExportPlan, layer: LayerPlan, weights: SyntheticWeights, 
 @click.option("--accelerate", type=click.Choice(["dense"]), help="With twins of dense parts.")
 @click.option("--num-experts-per-tok", type=click.IntRange(1), help="Other than the model's own.")
 @click.option("--num-hidden-layers", type=click.IntRange(1), help="Other than the model's own.")
+@click.option(
+    "--low-layers", type=click.IntRange(1), help="Mixed precision: in so many layers gate and up have 2 bits, down 4."
+)
 def synth(
     shape: str,
     bundle: Path,
@@ -164,6 +195,7 @@ def synth(
     accelerate: str | None,
     num_experts_per_tok: int | None,
     num_hidden_layers: int | None,
+    low_layers: int | None,
 ) -> None:
     """Write a bundle of a real model's SHAPE with random weights to BUNDLE."""
     options = ExportOptions(
@@ -174,4 +206,5 @@ def synth(
         accelerate=accelerate,  # type: ignore[arg-type]
     )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
-    write_synthetic(shape, bundle, options, {key: value for key, value in wanted.items() if value is not None})
+    changes = {key: value for key, value in wanted.items() if value is not None}
+    write_synthetic(shape, bundle, options, changes, low_layers=low_layers or 0)
