@@ -5,7 +5,6 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +16,17 @@ from numpy.typing import NDArray
 
 from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
-from lesonnx.drafter_wiring import EMBEDDING_IDX, layer_output_name
+from lesonnx.drafter_wiring import layer_output_name
 from lesonnx.engines import LayerWork
 from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.governor import Governor
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
 from lesonnx.states import LayerStates
+from lesonnx.step_buffers import StepBuffers
 from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
-from lesonnx.twins import BoundTwin, Twins, TwinWidth
+from lesonnx.twins import Twins, TwinWidth
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
@@ -86,87 +86,6 @@ class _MemoryBound:
     expert_budget_bytes: int | None
 
 
-@dataclass
-class _Stream:
-    """What flows from one part to the next; two of them, since a part may not write what it reads."""
-
-    residual: NDArray[np.float32]
-    topk_weights: NDArray[np.float32]
-    shared_weights: NDArray[np.float32]
-
-
-class _StepBuffers:
-    """The arrays of a step of T rows, and the parts bound to them. Valid until a state moves."""
-
-    def __init__(self, bundle: Bundle, num_rows: int, layer_idxs: Sequence[int] = ()) -> None:
-        model = bundle.manifest.model
-        hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
-        self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
-        self.position_ids = ort.empty_aligned((1, num_rows), np.int64)
-        self.hidden = ort.empty_aligned((1, num_rows, hidden), np.float32)
-        self.streams = [
-            _Stream(
-                ort.empty_aligned((1, num_rows, bundle.manifest.residual_size), np.float32),
-                ort.empty_aligned((num_rows, slots), np.float32),
-                ort.empty_aligned((num_rows, 1), np.float32),
-            )
-            for _ in range(2)
-        ]
-        # What a mixer makes of the residual: it may not write the one it reads, and the other one's weights are in use.
-        has_mixers = any(part.role == "mixer" for part in bundle.manifest.parts)
-        mixed = bundle.manifest.residual_size if has_mixers else 0
-        self.mixed_residual = ort.empty_aligned((1, num_rows, mixed), np.float32)
-        self.moe_input = ort.empty_aligned((num_rows, hidden), np.float32)
-        self.topk_ids = ort.empty_aligned((num_rows, slots), np.int64)
-        self.router_scores = ort.empty_aligned((num_rows, experts), np.float32)
-        self.expert_out = ort.empty_aligned((num_rows, slots, hidden), np.float32)
-        self.shared_out = ort.empty_aligned((num_rows, hidden), np.float32)
-        self.ready = ort.empty_aligned((num_rows, slots), np.bool_)
-        self.lookahead_scores = ort.empty_aligned((num_rows, experts), np.float32)
-        self.logit_rows = ort.empty_aligned((1,), np.int64)
-        self.logits = ort.empty_aligned((1, model.vocab_size), np.float32)
-        # What drafters read, layer by layer; of one row that is side by side already.
-        self.layer_idxs = layer_idxs
-        self.layer_outputs = ort.empty_aligned((len(layer_idxs), num_rows, hidden), np.float32)
-        # Of a step with drafts, every row's: made when there is one.
-        self.draft_logits = np.empty((0, model.vocab_size), np.float32)
-        # By part and side of the states, the head by side and number of logit rows.
-        self.bindings: dict[tuple[str, int], ort.Binding] = {}
-        self.heads: dict[tuple[int, int], ort.Binding] = {}
-        self.twins: dict[str, BoundTwin] = {}
-
-    def first_rows(self, num_rows: int) -> _StepBuffers:
-        """The same memory for a step of fewer rows, to which parts are bound apart."""
-        narrow = copy.copy(self)
-        for name in ("input_ids", "position_ids", "hidden", "mixed_residual"):
-            setattr(narrow, name, getattr(self, name)[:, :num_rows])
-        for name in ("moe_input", "topk_ids", "router_scores", "expert_out", "shared_out", "ready", "lookahead_scores"):
-            setattr(narrow, name, getattr(self, name)[:num_rows])
-        narrow.streams = [
-            _Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
-            for one in self.streams
-        ]
-        narrow.layer_outputs = self.layer_outputs[:, :num_rows]
-        narrow.draft_logits = self.draft_logits[:num_rows]
-        narrow.bindings, narrow.heads, narrow.twins = {}, {}, {}
-        return narrow
-
-    def layer_rows(self) -> NDArray[np.float32]:
-        """What drafters read of the step, each token's layers side by side: [T, n*H]."""
-        if EMBEDDING_IDX in self.layer_idxs:
-            self.layer_outputs[self.layer_idxs.index(EMBEDDING_IDX)] = self.hidden[0]
-        num_rows = self.layer_outputs.shape[1]
-        return self.layer_outputs.transpose(1, 0, 2).reshape(num_rows, -1)
-
-    @staticmethod
-    def bytes_for(bundle: Bundle, num_rows: int, num_layers_read: int = 0) -> int:
-        """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
-        model = bundle.manifest.model
-        row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
-        row += model.num_experts + 6 * model.num_experts_per_tok + 2 * num_layers_read * model.hidden_size
-        return num_rows * row * 4
-
-
 class Runner:
     """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
@@ -218,7 +137,7 @@ class Runner:
         # Facts of the bundle that every step asks for.
         self._head_carries_states = any(state.part == self._head.name for state in bundle.manifest.states)
         self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
-        self._buffers: dict[int, _StepBuffers] = {}
+        self._buffers: dict[int, StepBuffers] = {}
         self._step_rows = 0
 
     def close(self) -> None:
@@ -277,12 +196,12 @@ class Runner:
         self.warm_up()
         chunk = self.prefill_chunk_tokens
         layers_read = len(self._layer_idxs)
-        buffers = 2 * _StepBuffers.bytes_for(self.bundle, chunk, layers_read)
+        buffers = 2 * StepBuffers.bytes_for(self.bundle, chunk, layers_read)
         buffers += chunk * self.bundle.manifest.model.vocab_size // 8
         if self.takes_drafts:
             vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
             rows = REWINDABLE_TOKENS
-            buffers += _StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
+            buffers += StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + other_bytes + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
@@ -415,7 +334,7 @@ class Runner:
             self._binding(buffers, name)
         self._bind_draft_head(buffers)
 
-    def _fill(self, buffers: _StepBuffers, token_ids: Sequence[int]) -> None:
+    def _fill(self, buffers: StepBuffers, token_ids: Sequence[int]) -> None:
         ids = np.asarray(token_ids, np.int64)
         vocab_size = self.bundle.manifest.model.vocab_size
         if ids.min() < 0 or ids.max() >= vocab_size:
@@ -425,7 +344,7 @@ class Runner:
         buffers.input_ids[0] = ids
         buffers.position_ids[0] = np.arange(self.num_tokens, self.num_tokens + len(ids))
 
-    def _work(self, buffers: _StepBuffers, place: int) -> LayerWork:
+    def _work(self, buffers: StepBuffers, place: int) -> LayerWork:
         """What the router of MoE layer number ``place`` asks for."""
         first = self.loader.scheduler.first[place]
         if self.routing is not None:
@@ -436,7 +355,7 @@ class Runner:
             self.recorder.route(self.num_tokens, place, buffers.topk_ids, weights, buffers.router_scores, resident)
         return LayerWork.make(first, buffers.topk_ids, buffers.moe_input, buffers.expert_out, buffers.shared_out)
 
-    def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
+    def _lookahead(self, buffers: StepBuffers, place: int) -> Lookahead | None:
         """The prediction of the MoE layer after number ``place``; None where there is none."""
         if place + 1 == len(self._segments):
             return None
@@ -453,7 +372,7 @@ class Runner:
         return scores
 
     def _logits(
-        self, buffers: _StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0, width: TwinWidth | None = None
+        self, buffers: StepBuffers, logit_rows: Sequence[int], num_drafts: int = 0, width: TwinWidth | None = None
     ) -> Logits:
         """The head on some rows; without any it still runs where it carries states, or gives what a drafter reads."""
         vocab_size = self.bundle.manifest.model.vocab_size
@@ -482,7 +401,7 @@ class Runner:
         buffers.heads[key].run()
         return buffers.logits[: len(logit_rows)].copy()
 
-    def _bind_draft_head(self, buffers: _StepBuffers) -> ort.Binding:
+    def _bind_draft_head(self, buffers: StepBuffers) -> ort.Binding:
         """The head of every row of a step with drafts."""
         num_rows = buffers.input_ids.size
         key = (self.states.side, num_rows)
@@ -491,7 +410,7 @@ class Runner:
             buffers.heads[key] = self._bind_head(buffers, rows, buffers.draft_logits)
         return buffers.heads[key]
 
-    def _bind_head(self, buffers: _StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
+    def _bind_head(self, buffers: StepBuffers, rows: NDArray[np.int64], logits: NDArray[np.float32]) -> ort.Binding:
         inputs = self._inputs(buffers, self._head, len(self._segments)) | {"logit_rows": rows}
         outputs = self.states.outputs(self._head.name, buffers.input_ids.size) | {"logits": logits}
         outputs |= self._read_of(buffers, self._head)
@@ -499,7 +418,7 @@ class Runner:
 
     # -- bindings ----------------------------------------------------------------------------------------------------
 
-    def _buffers_for(self, num_rows: int) -> _StepBuffers:
+    def _buffers_for(self, num_rows: int) -> StepBuffers:
         """The arrays of this width. Drafts share the memory of the widest; of others only the last is kept."""
         if num_rows not in self._buffers:
             if 1 < num_rows < REWINDABLE_TOKENS:
@@ -508,13 +427,13 @@ class Runner:
             if num_rows > REWINDABLE_TOKENS:
                 for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
                     del self._buffers[width]
-            self._buffers[num_rows] = buffers = _StepBuffers(self.bundle, num_rows, self._layer_idxs)
+            self._buffers[num_rows] = buffers = StepBuffers(self.bundle, num_rows, self._layer_idxs)
             if num_rows == REWINDABLE_TOKENS:
                 vocab_size = self.bundle.manifest.model.vocab_size
                 buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
 
-    def _run_segment(self, buffers: _StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
+    def _run_segment(self, buffers: StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
         """Segment number ``place``: itself, or its twin where the step has twins."""
         if width is None:
             self._run(buffers, part.name)
@@ -528,14 +447,14 @@ class Runner:
         if timeline:
             timeline.span(DENSE, part.name, began, time.perf_counter())
 
-    def _binding(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+    def _binding(self, buffers: StepBuffers, name: str) -> ort.Binding:
         """A part bound to the arrays of a width."""
         key = (name, self.states.side)
         if key not in buffers.bindings:
             buffers.bindings[key] = self._bind(buffers, name)
         return buffers.bindings[key]
 
-    def _run(self, buffers: _StepBuffers, name: str) -> None:
+    def _run(self, buffers: StepBuffers, name: str) -> None:
         binding = self._binding(buffers, name)
         timeline = self.loader.timeline
         began = time.perf_counter() if timeline else 0.0
@@ -543,7 +462,7 @@ class Runner:
         if timeline and name not in self._lookaheads:
             timeline.span(DENSE, name, began, time.perf_counter())
 
-    def _bind(self, buffers: _StepBuffers, name: str) -> ort.Binding:
+    def _bind(self, buffers: StepBuffers, name: str) -> ort.Binding:
         session = self._sessions[name]
         if name == "embed":
             return ort.Binding(session, {"input_ids": buffers.input_ids}, {"hidden": buffers.hidden})
@@ -564,7 +483,7 @@ class Runner:
         return ort.Binding(session, self._inputs(buffers, part, place), outputs)
 
     @staticmethod
-    def _outputs(buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
+    def _outputs(buffers: StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays that a segment or mixer writes, beside states."""
         out = buffers.streams[place % 2]
         known: dict[str, NDArray[Any]] = {
@@ -578,13 +497,13 @@ class Runner:
         return {value.name: known[value.name] for value in part.outputs if value.name in known}
 
     @staticmethod
-    def _read_of(buffers: _StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
+    def _read_of(buffers: StepBuffers, part: Part) -> dict[str, NDArray[Any]]:
         """The layer outputs of a part that a drafter reads."""
         given = {value.name for value in part.outputs}
         names = map(layer_output_name, buffers.layer_idxs)
         return {name: array[None] for name, array in zip(names, buffers.layer_outputs, strict=True) if name in given}
 
-    def _inputs(self, buffers: _StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
+    def _inputs(self, buffers: StepBuffers, part: Part, place: int) -> dict[str, NDArray[Any]]:
         """The arrays a part reads; ``place`` counts the segments before it (a mixer's own is behind it)."""
         before = buffers.streams[(place - 1) % 2]
         residual = before.residual

@@ -24,9 +24,10 @@ from lesonnx.commands.options import BUNDLE
 from lesonnx.engines import LayerWork, make_engine
 from lesonnx.errors import InputError
 from lesonnx.loader import ExpertLoader, Lookahead, slab_lengths
-from lesonnx.runner import Runner, _StepBuffers
+from lesonnx.runner import Runner
 from lesonnx.sampling import Sampler, SamplingOptions
 from lesonnx.schedule import SchedulerConfig
+from lesonnx.step_buffers import StepBuffers
 
 # When a prediction is made: which of the current layer's experts have run by then.
 AFTER_ATTENTION, AFTER_STRONGEST, AFTER_ALL = "after attention", "+ strongest half", "+ all experts"
@@ -66,7 +67,7 @@ class ProbeRunner(Runner):
         self.seconds: dict[tuple[int, str], list[float]] = {}
         self._ahead: dict[tuple[int, int], ort.Binding] = {}
 
-    def _lookahead(self, buffers: _StepBuffers, place: int) -> Lookahead | None:
+    def _lookahead(self, buffers: StepBuffers, place: int) -> Lookahead | None:
         buffers.shared_out.fill(0)
 
         def predict(ready: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -82,7 +83,7 @@ class ProbeRunner(Runner):
 
         return predict
 
-    def _predict_ahead(self, buffers: _StepBuffers, place: int, ahead: int) -> ort.Binding:
+    def _predict_ahead(self, buffers: StepBuffers, place: int, ahead: int) -> ort.Binding:
         """Every lookahead part takes the same inputs, so one can look from farther away than it was made for."""
         if (place, ahead) not in self._ahead:
             part = self.bundle.manifest.part("lookahead", self._segments[place + ahead].layer_idx)
