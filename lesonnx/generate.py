@@ -93,6 +93,8 @@ def generate(
 ) -> Iterator[Token]:
     """Generate from a prompt. Without a tokenizer, texts are empty. Close the iterator to stop early.
 
+    A runner has one sequence: a generation that is asked to go on after another one has begun raises InputError.
+
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
@@ -134,6 +136,7 @@ def _steps(
 ) -> Iterator[Token]:
     """The generator itself: prefill, then a step at a time, which gives a token, or several where drafts are right."""
     # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+    runner.owner = report
     report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
     runner.rewind(report.reused_tokens)
     if speculator is not None:
@@ -163,6 +166,8 @@ def _steps(
             if len(report.token_ids) == limit:
                 report.finish_reason = "length"
                 break
+            if runner.owner is not report:
+                raise InputError("this generation is over: another one has begun on the same model since")
             if not coming:
                 began = time.perf_counter()
                 most = limit - len(report.token_ids)
@@ -170,7 +175,8 @@ def _steps(
                 report.decode_ms += (time.perf_counter() - began) * 1e3
     finally:
         # The last token has not run, as without drafts; what was drafted behind it has.
-        runner.rewind(min(runner.num_tokens, len(prompt_ids) + len(report.token_ids) - 1))
+        if runner.owner is report:
+            runner.rewind(min(runner.num_tokens, len(prompt_ids) + len(report.token_ids) - 1))
 
     # 3. What was held back: half a character, or the beginning of a stop string.
     if decoder and (text := stop.push(decoder.flush()) + stop.flush()):

@@ -139,6 +139,8 @@ class Runner:
         self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
         self._buffers: dict[int, StepBuffers] = {}
         self._step_rows = 0
+        # Whose sequence it is: a generation sets it, and one that finds another's there touches nothing any more.
+        self.owner: object = None
 
     def close(self) -> None:
         """Free sessions, states and experts."""

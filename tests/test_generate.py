@@ -85,6 +85,23 @@ def test_every_generation_begins_from_scratch(model: lesonnx.Model) -> None:
     assert ids(list(model.generate(PROMPT, options()))) == first
 
 
+def test_an_older_generation_leaves_a_newer_one_alone(model: lesonnx.Model) -> None:
+    options = GenerationOptions(max_new_tokens=12)
+    expected = [token.id for token in model.generate(list(range(10, 40)), options)]
+    first = iter(model.generate([5, 6, 7, 5, 6, 7], options))
+    next(first)
+    second = iter(model.generate(list(range(10, 40)), options))
+    found = [next(second).id]
+    with pytest.raises(InputError, match="another one has begun"):
+        next(first)
+    closed = iter(model.generate([5, 6, 7], options))
+    found += [token.id for token in second]
+    assert found == expected
+    # One that has not begun takes nothing away either; one that is closed in the middle rewinds its own sequence alone.
+    closed.close()  # type: ignore[attr-defined]
+    assert model.runner.num_tokens == 30 + len(expected) - 1
+
+
 def test_text_and_its_ids_are_the_same_prompt(model: lesonnx.Model) -> None:
     from_text = ids(list(model.generate(PROMPT, options())))
     assert ids(list(model.generate(model.encode(PROMPT), options()))) == from_text
