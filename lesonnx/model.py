@@ -208,7 +208,9 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
         drafter = make_drafter(options.draft, bundle, options.draft_model, options.engine, options.num_threads)
         speculator = None if drafter is None else Speculator(runner, drafter)
         if options.memory_budget_bytes is not None:
-            late_bytes = drafter.late_bytes if isinstance(drafter, DraftModelDrafter) else 0
+            late_bytes = 0
+            if isinstance(drafter, DraftModelDrafter):
+                late_bytes, runner.bytes_beside = drafter.late_bytes, drafter.bytes_at
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes, late_bytes)
     except BaseException:
         if speculator is not None:

@@ -6,7 +6,7 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -139,6 +139,8 @@ class Runner:
         self._has_shared_experts = any(layer.shared_kind is not None for layer in bundle.manifest.expert_layers)
         self._buffers: dict[int, StepBuffers] = {}
         self._step_rows = 0
+        # What another model that follows this sequence keeps for so many tokens: a draft model's caches.
+        self.bytes_beside: Callable[[int], int] = lambda num_tokens: 0
         # Whose sequence it is: a generation sets it, and one that finds another's there touches nothing any more.
         self.owner: object = None
 
@@ -196,17 +198,21 @@ class Runner:
         something else and does not take yet.
         """
         self.warm_up()
-        chunk = self.prefill_chunk_tokens
         layers_read = len(self._layer_idxs)
-        buffers = 2 * StepBuffers.bytes_for(self.bundle, chunk, layers_read)
-        buffers += chunk * self.bundle.manifest.model.vocab_size // 8
+        buffers = self.chunk_bytes()
         if self.takes_drafts:
             vocab_bytes = self.bundle.manifest.model.vocab_size * np.dtype(np.float32).itemsize
             rows = REWINDABLE_TOKENS
             buffers += StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
-        fixed = memory.current_bytes() + other_bytes + buffers + self.states.working_bytes(chunk) + SPARE_BYTES
+        fixed = memory.current_bytes() + other_bytes + buffers + SPARE_BYTES
         self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
         self._share_memory(self.states.capacity_for(1))
+
+    def chunk_bytes(self) -> int:
+        """What a prefill chunk takes beside the states: its arrays, and what parts need inside."""
+        chunk = self.prefill_chunk_tokens
+        arrays = 2 * StepBuffers.bytes_for(self.bundle, chunk, len(self._layer_idxs))
+        return arrays + chunk * self.bundle.manifest.model.vocab_size // 8 + self.states.working_bytes(chunk)
 
     def warm_up(self) -> None:
         """Run every dense part once on nothing, so that all the weights it maps are counted as this process's.
@@ -236,6 +242,7 @@ class Runner:
         bound = self._memory
         caches = self.states.bytes_at(capacity_tokens)
         caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
+        caches += self.bytes_beside(capacity_tokens)
         left = bound.budget_bytes - bound.fixed_bytes - caches
         left = int(left / self.loader.engine.memory_per_byte)
         least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import lesonnx
 from lesonnx.bundle import Bundle
-from lesonnx.errors import InputError, LesonnxError, LoadError
+from lesonnx.errors import BudgetError, InputError, LesonnxError, LoadError
 from lesonnx.eviction import LesPolicy
 from lesonnx.generate import GenerationOptions
 from lesonnx.model import Model
@@ -297,3 +297,16 @@ def test_a_drafter_that_has_nothing_to_say_costs_no_pass(model: Model) -> None:
     speculator = drafting(model, Silent([], 0, 0.0, 2048))
     model.generate(PROMPT, options(12)).text()
     assert speculator.counts.passes == 0
+
+
+def test_a_memory_budget_counts_a_draft_models_caches_as_they_grow(float_sample: Path) -> None:
+    budget = 2 << 30
+    with lesonnx.load(float_sample, draft="draft-model", draft_model=float_sample, memory_budget_bytes=budget) as model:
+        runner = model.runner
+        # The same bundle drafts, so its caches are as large as the target's.
+        for num_tokens in (1, 600, 1500):
+            capacity = runner.states.capacity_for(num_tokens)
+            assert runner.bytes_beside(capacity) == runner.states.bytes_at(capacity) > 0
+        runner.bytes_beside = lambda num_tokens: budget
+        with pytest.raises(BudgetError, match="the memory budget is"):
+            runner._share_memory(512)

@@ -49,8 +49,13 @@ class DraftModelDrafter:
 
     @property
     def late_bytes(self) -> int:
-        """What it will take beside that: its experts, which are read when it runs first."""
-        return self._runner.bundle.expert_bytes
+        """What it will take beside that: its experts, which are read when it runs first, and its steps' arrays."""
+        return self._runner.bundle.expert_bytes + self._runner.chunk_bytes()
+
+    def bytes_at(self, num_tokens: int) -> int:
+        """What its attention caches take for a sequence of that many tokens."""
+        states = self._runner.states
+        return states.bytes_at(states.capacity_for(min(num_tokens, states.max_tokens)))
 
     def propose(self, token_ids: Sequence[int], max_tokens: int, sampler: DraftSampler) -> Draft:
         """As `Drafter.propose`. Runs what the target's sequence has become since, then a token a step."""
