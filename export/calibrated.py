@@ -5,20 +5,25 @@ It wires the run, the weighing and the choice together; none of their work is do
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal
 
 from lesonnx import __version__
-from lesonnx.errors import InputError
+from lesonnx.errors import InputError, LesonnxError
 from lesonnx.manifest import CalibratedLayer, Calibration
 from lesonnx.tokenizer import Tokenizer
 from lesonnx_export.activations import RANDOM_SHARE, calibration_steps, run_calibration
 from lesonnx_export.calibrate import random_ids
+from lesonnx_export.drafter import PREFIX as DRAFTER_PREFIX
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.journal import Journal
 from lesonnx_export.plan import TOPICS, ExportOptions, ExportPlan, plan_experts
@@ -33,6 +38,7 @@ from lesonnx_export.precision import (
     target_bytes,
 )
 from lesonnx_export.sources import Sources
+from lesonnx_export.statistics import StatisticsDirectory
 from lesonnx_export.weigh import num_weighed, weigh
 
 # Where statistics lie while an export is under way.
@@ -123,21 +129,62 @@ def check_calibration(plan: ExportPlan, options: ExportOptions) -> None:
     """InputError, before any work, for options that do not go together and for a target size that no choice has."""
     if options.bits == 32 and options.precisions is None and options.resolved_calibration is not None:
         raise InputError("--calibration is for experts of 8, 4 or 2 bits: float32 is an exact copy")
+    if options.calibration_directory is not None and options.resolved_calibration is None:
+        raise InputError("--calibration-directory is without effect here: it goes with --calibration or a target size")
     if options.experts_target_size is not None:
         if options.precisions is not None:
             raise InputError("precisions and a target size are given: one of them says how experts are stored")
         target_bytes(groups_of(plan.architecture), options.experts_target_size, options.block_size)
 
 
+def check_directory(options: ExportOptions, bundle: Path, partial: Path) -> None:
+    """InputError, before any work, for a calibration directory that is none, or that the export itself needs.
+
+    It need not be there yet, and may be read-only once it holds all that is wanted of it.
+    """
+    directory = options.calibration_directory
+    if directory is None:
+        return
+    for place in (bundle, partial):
+        if directory.resolve().is_relative_to(place.resolve()):
+            raise InputError(f"--calibration-directory {directory}: lies in {place}, which becomes the bundle")
+    base = existing_base(directory)
+    if not base.is_dir():
+        raise InputError(f"{directory}: cannot be a calibration directory: {base} is not a directory")
+    losses_there = options.experts_target_size is None or (directory / LOSSES_NAME).is_file()
+    is_whole = StatisticsDirectory(directory).is_complete and losses_there
+    if not os.access(base, os.R_OK | os.X_OK | (0 if is_whole else os.W_OK)):
+        raise InputError(f"{directory}: the calibration directory cannot be {'read' if is_whole else 'written'}")
+
+
+def existing_base(directory: Path) -> Path:
+    """The directory, or what there is already of the way to it."""
+    whole = directory.absolute()
+    return next(path for path in (whole, *whole.parents) if path.exists())
+
+
 def extra_bytes(plan: ExportPlan, options: ExportOptions) -> int:
-    """What calibration takes of the disk beside the planned bundle: statistics, and experts that may become larger."""
+    """What calibration takes of the bundle's disk beside the planned bundle: statistics, unless they are kept
+    elsewhere, and experts that may become larger."""
     if options.resolved_calibration is None:
         return 0
-    architecture, share = plan.architecture, options.experts_target_size or 0.0
-    num_tokens = int((1 + RANDOM_SHARE) * MOST_WINDOWS) * WINDOW_TOKENS
-    row_bytes = 2 * architecture.hidden_size + 8 * architecture.num_experts_per_tok + 4
-    statistics = 0 if options.calibration_directory else len(plan.layers) * num_tokens * row_bytes
+    share = options.experts_target_size or 0.0
+    statistics = 0 if options.calibration_directory else _statistics_bytes(plan)
     return statistics + max(0, int(share * plan.expert_bytes) - plan.expert_bytes)
+
+
+def kept_bytes(plan: ExportPlan, options: ExportOptions) -> int:
+    """What calibration will write into a directory of its own: statistics, and for a while the largest dense part."""
+    directory = options.calibration_directory
+    if directory is None or StatisticsDirectory(directory).is_complete:
+        return 0
+    return _statistics_bytes(plan) + 4 * plan.architecture.vocab_size * plan.architecture.hidden_size
+
+
+def _statistics_bytes(plan: ExportPlan) -> int:
+    architecture = plan.architecture
+    num_tokens = int((1 + RANDOM_SHARE) * MOST_WINDOWS) * WINDOW_TOKENS
+    return len(plan.layers) * num_tokens * (2 * architecture.hidden_size + 8 * architecture.num_experts_per_tok + 4)
 
 
 def calibrate(

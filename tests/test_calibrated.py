@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -57,6 +58,20 @@ def few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrated, "random_ids", lambda vocab_size: random_ids(vocab_size)[:NUM_TOKENS])
         yield
+
+
+@pytest.fixture
+def small_disk(quick_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte; skips where mounting is not allowed."""
+    disk = quick_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -310,3 +325,31 @@ def test_the_disk_must_hold_what_calibration_keeps(quick_path: Path) -> None:
     assert calibrated.extra_bytes(plan, ExportOptions(experts_target_size=0.733)) == statistics
     kept = ExportOptions(experts_target_size=1.5, calibration_directory=quick_path)
     assert calibrated.extra_bytes(plan, kept) == plan.expert_bytes // 2
+
+
+@pytest.mark.parametrize("name", ["bundle", "bundle/kept", ".bundle.partial", ".bundle.partial/kept", "file/kept"])
+def test_directories_that_cannot_keep_a_calibration(lesonnx: Call, quick_path: Path, name: str) -> None:
+    (quick_path / "file").write_text("words")
+    arguments = ("--calibration", "topics", "--calibration-directory", quick_path / name)
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    assert outcome.code == 2
+    assert str(quick_path / name) in outcome.error
+    assert ("is not a directory" if name == "file/kept" else "which becomes the bundle") in outcome.error
+    assert [path.name for path in quick_path.iterdir()] == ["file"]
+
+
+def test_a_calibration_must_fit_its_own_disk(lesonnx: Call, quick_path: Path, small_disk: Path) -> None:
+    arguments = ("--calibration", "topics", "--calibration-directory", small_disk / "kept")
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    assert outcome.code == 1
+    assert f"{small_disk}: the calibration needs" in outcome.error
+    assert not list(small_disk.iterdir())
+    assert not (quick_path / "bundle").exists()
+    assert not (quick_path / ".bundle.partial").exists()
+
+
+def test_a_calibration_directory_needs_a_calibration(lesonnx: Call, quick_path: Path) -> None:
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", "--calibration-directory", quick_path / "kept")
+    assert outcome.code == 2
+    assert "--calibration-directory is without effect" in outcome.error
+    assert not list(quick_path.iterdir())
