@@ -28,6 +28,7 @@ from lesonnx_export.executors import RunTasks
 from lesonnx_export.journal import Journal
 from lesonnx_export.plan import TOPICS, ExportOptions, ExportPlan, plan_experts
 from lesonnx_export.precision import (
+    HALVES,
     Decision,
     Group,
     GroupLosses,
@@ -199,13 +200,12 @@ def calibrate(
     """Run the calibration text through the checkpoint, unless the journal says that this was done."""
     ids = token_ids(text, tokenizer, plan.architecture.vocab_size)
     kept = options.calibration_directory
-    if kept is not None:
-        _claim(kept, _stamp(plan, ids))
     directory = kept or partial / DIRECTORY
-    if not journal.entries("calibration"):
-        steps = _counted(progress, "calibrating: step", calibration_steps(plan))
-        run_calibration(plan, ids, directory, lambda what, count: steps(count))
-        journal.add("calibration", 0)
+    if _is_needed(plan, options, journal):
+        with _full_disk_in_one_line(directory):
+            if kept is not None:
+                _claim(kept, _stamp(plan, ids))
+            _run(plan, ids, directory, kept, journal, progress)
     return Calibrated(
         sources=Sources(plan.checkpoint.directory, directory),
         text_sha256=None if tokenizer is None else text.sha256,
@@ -215,9 +215,52 @@ def calibrate(
     )
 
 
+def _is_needed(plan: ExportPlan, options: ExportOptions, journal: Journal) -> bool:
+    """Whether statistics are still read: not once all precisions are chosen and all experts are written."""
+    is_chosen = options.experts_target_size is None or bool(journal.entries("losses"))
+    return not is_chosen or len(journal.entries("experts")) < len(plan.layers)
+
+
+def _run(
+    plan: ExportPlan, ids: Sequence[int], directory: Path, kept: Path | None, journal: Journal, progress: Progress
+) -> None:
+    """Have whole statistics in the directory: those that are there, or those of a run."""
+    statistics = StatisticsDirectory(directory)
+    if statistics.is_complete:
+        architecture = plan.architecture
+        num_slots = architecture.num_experts_per_tok
+        for layer in plan.layers:
+            has_shared = layer.shared_kind is not None
+            statistics.check(layer.layer_idx, architecture.hidden_size, architecture.num_experts, num_slots, has_shared)
+    else:
+        for entry in journal.entries("calibration"):
+            before = entry.get("directory")
+            if before and Path(before) != directory.absolute() and StatisticsDirectory(Path(before)).is_complete:
+                raise InputError(
+                    f"{directory}: does not hold the calibration that this export was begun with:"
+                    f" go on with --calibration-directory {before}"
+                )
+        steps = _counted(progress, "calibrating: step", calibration_steps(plan))
+        run_calibration(plan, ids, directory, lambda what, count: steps(count))
+    if not journal.entries("calibration"):
+        journal.add("calibration", 0, directory=str(kept.absolute()) if kept else None)
+
+
+@contextmanager
+def _full_disk_in_one_line(directory: Path) -> Iterator[None]:
+    """LesonnxError, naming the directory, where its disk is full. NumPy says so of an array without an errno."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or (error.errno is None and "requested and" in str(error)):
+            raise LesonnxError(f"{directory}: the disk is full; make room and export again with --resume") from None
+        raise
+
+
 def _stamp(plan: ExportPlan, ids: Sequence[int]) -> str:
-    """What a kept calibration is of: the checkpoint and the tokens that were run."""
-    files = sorted({info.file for info in plan.checkpoint.tensors.values()})
+    """What a kept calibration is of: the checkpoint, without a drafter's, and the tokens that were run."""
+    tensors = plan.checkpoint.tensors.items()
+    files = sorted({info.file for name, info in tensors if not name.startswith(DRAFTER_PREFIX)})
     facts = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     what = [__version__, plan.checkpoint.config, facts, list(ids)]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
@@ -226,12 +269,18 @@ def _stamp(plan: ExportPlan, ids: Sequence[int]) -> str:
 def _claim(directory: Path, stamp: str) -> None:
     """Make a directory for what calibration finds; InputError where it holds another one's."""
     path = directory / STAMP_NAME
-    if directory.is_dir() and any(directory.iterdir()):
-        if not path.is_file() or path.read_text(encoding="utf-8") != stamp:
-            raise InputError(f"{directory}: holds something else than this calibration; choose an empty directory")
+    temporary = path.with_name(f"{STAMP_NAME}.partial")
+    if directory.is_dir() and any(found != temporary for found in directory.iterdir()):
+        if not path.is_file() or path.read_bytes() != stamp.encode():
+            raise InputError(
+                f"{directory}: holds something else than this calibration, as {path.name} in it says;"
+                " choose an empty directory"
+            )
         return
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(stamp, encoding="utf-8")
+    # A stamp that a full disk cut would make the directory another calibration's.
+    temporary.write_text(stamp, encoding="utf-8")
+    temporary.replace(path)
 
 
 def choose(
@@ -261,13 +310,35 @@ def _losses(
     """The losses of all groups at all of their precisions; taken from a directory that holds them already."""
     path = (calibrated.sources.statistics or Path()) / LOSSES_NAME
     if path.is_file():
-        kept: list[GroupLosses] = json.loads(path.read_text(encoding="utf-8"))
-        return kept
+        return _read_losses(path, groups)
     weighed = _counted(progress, "weighing precisions: expert", num_weighed(groups))
     losses = weigh(calibrated.sources, groups, run_tasks, weighed)
     temporary = path.with_name(f"{LOSSES_NAME}.partial")
-    temporary.write_text(json.dumps(losses), encoding="utf-8")
-    temporary.replace(path)
+    with _full_disk_in_one_line(path.parent):
+        temporary.write_text(json.dumps(losses), encoding="utf-8")
+        temporary.replace(path)
+    return losses
+
+
+def _read_losses(path: Path, groups: Sequence[Group]) -> list[GroupLosses]:
+    """Losses that were kept; InputError where they are not one finite number for each precision of each group."""
+    again = "remove it, and they are weighed again"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as the losses of precisions ({error}); {again}") from None
+    wanted = [[len(group.precisions(half)) for half in range(len(HALVES))] for group in groups]
+    try:
+        found = [[len(half) for half in halves] for halves in kept]
+        numbers = [number for halves in kept for half in halves for number in half]
+        is_whole = found == wanted and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+    except (TypeError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise InputError(
+            f"{path}: expected a finite loss for each precision of {len(groups)} groups of experts; {again}"
+        )
+    losses: list[GroupLosses] = kept
     return losses
 
 
