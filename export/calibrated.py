@@ -197,7 +197,10 @@ def calibrate(
     journal: Journal,
     progress: Progress,
 ) -> Calibrated:
-    """Run the calibration text through the checkpoint, unless the journal says that this was done."""
+    """Run the calibration text through the checkpoint, unless statistics of it are there or none are needed any more.
+
+    InputError for statistics that are not whole or another calibration's; LesonnxError for a full disk.
+    """
     ids = token_ids(text, tokenizer, plan.architecture.vocab_size)
     kept = options.calibration_directory
     directory = kept or partial / DIRECTORY
@@ -205,7 +208,9 @@ def calibrate(
         with _full_disk_in_one_line(directory):
             if kept is not None:
                 _claim(kept, _stamp(plan, ids))
-            _run(plan, ids, directory, kept, journal, progress)
+            _run(plan, ids, directory, journal, progress)
+        if not journal.entries("calibration"):
+            journal.add("calibration", 0, directory=str(kept.absolute()) if kept else None)
     return Calibrated(
         sources=Sources(plan.checkpoint.directory, directory),
         text_sha256=None if tokenizer is None else text.sha256,
@@ -221,9 +226,7 @@ def _is_needed(plan: ExportPlan, options: ExportOptions, journal: Journal) -> bo
     return not is_chosen or len(journal.entries("experts")) < len(plan.layers)
 
 
-def _run(
-    plan: ExportPlan, ids: Sequence[int], directory: Path, kept: Path | None, journal: Journal, progress: Progress
-) -> None:
+def _run(plan: ExportPlan, ids: Sequence[int], directory: Path, journal: Journal, progress: Progress) -> None:
     """Have whole statistics in the directory: those that are there, or those of a run."""
     statistics = StatisticsDirectory(directory)
     if statistics.is_complete:
@@ -242,8 +245,6 @@ def _run(
                 )
         steps = _counted(progress, "calibrating: step", calibration_steps(plan))
         run_calibration(plan, ids, directory, lambda what, count: steps(count))
-    if not journal.entries("calibration"):
-        journal.add("calibration", 0, directory=str(kept.absolute()) if kept else None)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class StatisticsDirectory:
         if facts is None:
             raise InputError(f"{path}: has no layer {layer_idx}")
         for name in ("input_scale", "sensitivity"):
-            value = facts.get(name) if isinstance(facts, dict) else None
+            value: Any = facts.get(name) if isinstance(facts, dict) else None
             # No number of a calibration needs more digits than float64 has.
             if type(value) not in (int, float) or not -1e308 < value < 1e308 or (name == "input_scale" and value <= 0):
                 raise InputError(f"{path}: layer {layer_idx}: {name} is {value!r}, expected a finite number")
