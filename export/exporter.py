@@ -57,7 +57,16 @@ from lesonnx_export.twins import TwinBuilder, write_twins
 from lesonnx_export.workers import run_tasks as run_on_processes
 
 # What an export is asked with and answers with, beside its own names.
-__all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bundle", "make_manifest", "make_plan"]
+__all__ = [
+    "ExportOptions",
+    "ExportPlan",
+    "ExportReport",
+    "Progress",
+    "can_resume",
+    "export_bundle",
+    "make_manifest",
+    "make_plan",
+]
 
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
@@ -100,7 +109,7 @@ def export_bundle(
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """
     options = options or ExportOptions()
-    partial = bundle.absolute().parent / f".{bundle.name}.partial"
+    partial = _partial_of(bundle)
     with _failures_in_one_line(partial):
         _check_target(bundle)
         check_directory(options, bundle, partial)
@@ -128,6 +137,15 @@ def export_bundle(
                 journal.close()
     report.bundle = bundle
     return report
+
+
+def can_resume(bundle: Path) -> bool:
+    """Whether an export to this bundle was begun and broken off."""
+    return (_partial_of(bundle) / JOURNAL_NAME).is_file()
+
+
+def _partial_of(bundle: Path) -> Path:
+    return bundle.absolute().parent / f".{bundle.name}.partial"
 
 
 def _check_target(bundle: Path) -> None:

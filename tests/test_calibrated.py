@@ -20,6 +20,7 @@ import pytest
 from checkpoints import SAMPLE, fixture, one_layer, read_config, write_checkpoint
 from conftest import Outcome
 from forward import file_bytes
+from plain_dspark import DRAFTER
 
 import lesonnx_export.calibrated as calibrated
 import lesonnx_export.exporter as exporter
@@ -375,6 +376,13 @@ def test_a_calibration_directory_that_is_left_out_moved_or_gone(
     assert file_bytes(report.bundle) == file_bytes(bundle)
 
 
+def test_a_drafter_beside_the_checkpoint_changes_no_stamp() -> None:
+    plain, drafted = (make_plan(Checkpoint(SAMPLE), ExportOptions(drafter=path)) for path in (None, DRAFTER))
+    assert len(drafted.checkpoint.tensors) > len(plain.checkpoint.tensors)
+    assert calibrated._stamp(plain, [1, 2]) == calibrated._stamp(drafted, [1, 2])
+    assert calibrated._stamp(plain, [1, 2]) != calibrated._stamp(plain, [1, 3])
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_disk_that_fills_up_while_calibrating(
     lesonnx: Call, checkpoint: Path, quick_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
@@ -404,6 +412,8 @@ def test_a_disk_that_fills_up_while_calibrating(
         (["--calibration", "{}/none.txt"], "none.txt: not readable as UTF-8 text"),
         (["--calibration", "{}/bytes.txt"], "bytes.txt: not readable as UTF-8 text"),
         (["--calibration", "{}/short.txt"], "short.txt: holds 4 tokens to calibrate on, expected at least 256"),
+        (["--twin-bits", "16"], "--twin-bits is without effect here: it goes with --accelerate"),
+        (["--twin-capacity", "64"], "--twin-capacity is without effect here: it goes with --accelerate"),
         (["--workers", "2", "--dask", "tcp://localhost:1"], "--workers and --dask exclude each other"),
         (["--experts-target-size", "0"], "0.0 is not in the range x>0"),
     ],
