@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
@@ -14,7 +16,7 @@ from rich.table import Table
 from lesonnx.memory import format_bytes
 from lesonnx_export.decisions import print_decisions
 from lesonnx_export.executors import RunTasks, dask_tasks
-from lesonnx_export.exporter import ExportReport, export_bundle
+from lesonnx_export.exporter import ExportReport, can_resume, export_bundle
 from lesonnx_export.plan import BASELINE_BITS, TOPICS, ExportOptions, ExportPlan
 from lesonnx_export.precision import Decision
 
@@ -127,6 +129,10 @@ def export(
         raise click.UsageError("--bits and --experts-target-size exclude each other: give one of both")
     if workers is not None and dask is not None:
         raise click.UsageError("--workers and --dask exclude each other: give one of both")
+    context = click.get_current_context()
+    for name in ("twin_capacity", "twin_bits"):
+        if accelerate is None and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} is without effect here: it goes with --accelerate")
     chosen: dict[str, Any] = {"num_workers": workers} if workers else {}
     options = ExportOptions(
         bits=int(bits or BASELINE_BITS),  # type: ignore[arg-type]
@@ -145,8 +151,14 @@ def export(
         twin_bits=int(twin_bits),  # type: ignore[arg-type]
         **chosen,
     )
-    with nullcontext() if dask is None else dask_tasks(dask) as run_tasks:
-        export_with_progress(checkpoint, bundle, options, resume=resume, run_tasks=run_tasks)
+    try:
+        with nullcontext() if dask is None else dask_tasks(dask) as run_tasks:
+            export_with_progress(checkpoint, bundle, options, resume=resume, run_tasks=run_tasks)
+    except KeyboardInterrupt:
+        if not can_resume(bundle):
+            raise
+        print("interrupted; go on with --resume", file=sys.stderr)
+        sys.exit(130)
 
 
 def export_with_progress(

@@ -24,7 +24,18 @@ from lesonnx.errors import CheckpointError, InputError, LesonnxError
 from lesonnx.manifest import Manifest, Part, State, Twins
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.calibrated import DIRECTORY as CALIBRATION_DIRECTORY
-from lesonnx_export.calibrated import Calibrated, Text, calibrate, check_calibration, choose, extra_bytes, read_text
+from lesonnx_export.calibrated import (
+    Calibrated,
+    Text,
+    calibrate,
+    check_calibration,
+    check_directory,
+    choose,
+    existing_base,
+    extra_bytes,
+    kept_bytes,
+    read_text,
+)
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
 from lesonnx_export.executors import RunTasks
@@ -46,7 +57,16 @@ from lesonnx_export.twins import TwinBuilder, write_twins
 from lesonnx_export.workers import run_tasks as run_on_processes
 
 # What an export is asked with and answers with, beside its own names.
-__all__ = ["ExportOptions", "ExportPlan", "ExportReport", "Progress", "export_bundle", "make_manifest", "make_plan"]
+__all__ = [
+    "ExportOptions",
+    "ExportPlan",
+    "ExportReport",
+    "Progress",
+    "can_resume",
+    "export_bundle",
+    "make_manifest",
+    "make_plan",
+]
 
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
@@ -89,16 +109,16 @@ def export_bundle(
     Raises CheckpointError or InputError for bad input (nothing is written then), LesonnxError when work fails.
     """
     options = options or ExportOptions()
-    partial = bundle.absolute().parent / f".{bundle.name}.partial"
+    partial = _partial_of(bundle)
     with _failures_in_one_line(partial):
         _check_target(bundle)
+        check_directory(options, bundle, partial)
         plan = make_plan(Checkpoint(checkpoint_directory), options)
         check_target(plan.architecture, options)
         check_calibration(plan, options)
         text = None if options.resolved_calibration is None else read_text(options.resolved_calibration)
         fingerprint = _fingerprint(plan, options, text)
-        needed_bytes = plan.total_bytes + extra_bytes(plan, options)
-        _check_disk(partial.parent, needed_bytes - _allocated_bytes(partial))
+        _check_disks(plan, options, partial)
         with held(partial, resume):
             journal = (Journal.reopen if resume else Journal.create)(partial, fingerprint)
             try:
@@ -117,6 +137,15 @@ def export_bundle(
                 journal.close()
     report.bundle = bundle
     return report
+
+
+def can_resume(bundle: Path) -> bool:
+    """Whether an export to this bundle was begun and broken off."""
+    return (_partial_of(bundle) / JOURNAL_NAME).is_file()
+
+
+def _partial_of(bundle: Path) -> Path:
+    return bundle.absolute().parent / f".{bundle.name}.partial"
 
 
 def _check_target(bundle: Path) -> None:
@@ -348,11 +377,26 @@ def _allocated_bytes(directory: Path) -> int:
     return 512 * sum(blocks)
 
 
-def _check_disk(directory: Path, needed_bytes: int) -> None:
+def _check_disks(plan: ExportPlan, options: ExportOptions, partial: Path) -> None:
+    """LesonnxError where the bundle or a calibration that is kept does not fit its disk, or both do not fit one."""
+    needed_bytes = plan.total_bytes + extra_bytes(plan, options) - _allocated_bytes(partial)
+    directory = options.calibration_directory
+    kept = kept_bytes(plan, options)
+    if directory is not None and kept:
+        base = existing_base(directory)
+        kept = max(0, kept - _allocated_bytes(directory))
+        if base.stat().st_dev == partial.parent.stat().st_dev:
+            needed_bytes += kept
+        else:
+            _check_disk(base, kept, "the calibration")
+    _check_disk(partial.parent, needed_bytes)
+
+
+def _check_disk(directory: Path, needed_bytes: int, what: str = "the bundle") -> None:
     needed_bytes = max(needed_bytes, 0) + SPARE_BYTES
     free = shutil.disk_usage(directory).free
     if free < needed_bytes:
-        raise LesonnxError(f"{directory}: the bundle needs {needed_bytes:,} bytes, the disk has {free:,} free")
+        raise LesonnxError(f"{directory}: {what} needs {needed_bytes:,} bytes, the disk has {free:,} free")
 
 
 @contextmanager

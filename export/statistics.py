@@ -7,6 +7,7 @@ them follow the moments of both halves of an expert and its true output. It know
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,28 +147,73 @@ class StatisticsDirectory:
         """What ``finish`` wrote. InputError where the run did not finish or another version wrote it."""
         path = self.directory / SUMMARY_NAME
         try:
-            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: not readable as calibration statistics: {error}") from None
+        if not isinstance(document, dict):
+            raise InputError(f"{path}: expected a JSON object, found {type(document).__name__}")
         if document.get("version") != FORMAT_VERSION:
             raise InputError(f"{path}: version {document.get('version')!r}, expected {FORMAT_VERSION}")
+        for name in ("num_experts", "num_tokens"):
+            if type(document.get(name)) is not int or document[name] < 1:
+                raise InputError(f"{path}: {name} is {document.get(name)!r}, expected a whole number above 0")
+        if not isinstance(document.get("layers"), dict):
+            raise InputError(f"{path}: layers is not a JSON object")
         return document
+
+    def _facts(self, layer_idx: int) -> dict[str, float]:
+        """The numbers that the summary has of a layer; InputError where it has none, or they are no finite ones."""
+        path = self.directory / SUMMARY_NAME
+        facts = self.summary["layers"].get(str(layer_idx))
+        if facts is None:
+            raise InputError(f"{path}: has no layer {layer_idx}")
+        for name in ("input_scale", "sensitivity"):
+            value: Any = facts.get(name) if isinstance(facts, dict) else None
+            # No number of a calibration needs more digits than float64 has.
+            if type(value) not in (int, float) or not -1e308 < value < 1e308 or (name == "input_scale" and value <= 0):
+                raise InputError(f"{path}: layer {layer_idx}: {name} is {value!r}, expected a finite number")
+        return {name: float(facts[name]) for name in ("input_scale", "sensitivity")}
+
+    def check(self, layer_idx: int, hidden_size: int, num_experts: int, num_slots: int, has_shared: bool) -> None:
+        """Read all of a layer. InputError names the file that is not what a layer of these sizes has."""
+        summary, path = self.summary, self.directory / SUMMARY_NAME
+        if summary["num_experts"] != num_experts:
+            raise InputError(f"{path}: num_experts is {summary['num_experts']}, expected {num_experts}")
+        self._facts(layer_idx)
+        rows = int(summary["num_tokens"])
+        wanted: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+            "inputs": (np.float16, (rows, hidden_size)),
+            "topk_ids": (np.int32, (rows, num_slots)),
+            "topk_weights": (np.float32, (rows, num_slots)),
+        }
+        if has_shared:
+            wanted["shared_weights"] = np.float32, (rows,)
+        for name, (dtype, shape) in wanted.items():
+            path, array = self._layer(layer_idx) / f"{name}.npy", self._read(layer_idx, name)
+            if array.dtype != dtype or array.shape != shape:
+                raise InputError(
+                    f"{path}: is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} {list(shape)}"
+                )
+            # Minimum and maximum show NaN and infinity without a second array.
+            least, most = float(array.min()), float(array.max())
+            if not (math.isfinite(least) and math.isfinite(most)):
+                raise InputError(f"{path}: holds values that are not finite")
+            if name == "topk_ids" and not 0 <= least <= most < num_experts:
+                raise InputError(f"{path}: holds experts {least:.0f} to {most:.0f}, expected 0 to {num_experts - 1}")
 
     def layer(self, layer_idx: int) -> LayerStatistics:
         """A layer's statistics. InputError where the files are not whole."""
-        facts = self.summary["layers"].get(str(layer_idx))
-        if facts is None:
-            raise InputError(f"{self.directory / SUMMARY_NAME}: has no layer {layer_idx}")
+        facts = self._facts(layer_idx)
         has_shared = (self._layer(layer_idx) / "shared_weights.npy").is_file()
         return LayerStatistics(
             layer_idx=layer_idx,
             inputs=self._read(layer_idx, "inputs"),
-            input_scale=float(facts["input_scale"]),
+            input_scale=facts["input_scale"],
             topk_ids=self._read(layer_idx, "topk_ids"),
             topk_weights=self._read(layer_idx, "topk_weights"),
             shared_weights=self._read(layer_idx, "shared_weights") if has_shared else None,
-            sensitivity=float(facts["sensitivity"]),
-            num_experts=int(self.summary["num_experts"]),
+            sensitivity=facts["sensitivity"],
+            num_experts=self.summary["num_experts"],
         )
 
     def _layer(self, layer_idx: int) -> Path:
@@ -176,7 +222,7 @@ class StatisticsDirectory:
     def _read(self, layer_idx: int, name: str) -> NDArray[Any]:
         path = self._layer(layer_idx) / f"{name}.npy"
         try:
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+            array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+        except (OSError, ValueError, EOFError, OverflowError, MemoryError, RecursionError) as error:
             raise InputError(f"{path}: not readable as calibration statistics: {error}") from None
         return array

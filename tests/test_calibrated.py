@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ import pytest
 from checkpoints import SAMPLE, fixture, one_layer, read_config, write_checkpoint
 from conftest import Outcome
 from forward import file_bytes
+from plain_dspark import DRAFTER
 
 import lesonnx_export.calibrated as calibrated
 import lesonnx_export.exporter as exporter
@@ -57,6 +62,20 @@ def few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrated, "random_ids", lambda vocab_size: random_ids(vocab_size)[:NUM_TOKENS])
         yield
+
+
+@pytest.fixture
+def small_disk(quick_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte; skips where mounting is not allowed."""
+    disk = quick_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +274,133 @@ def test_a_kept_calibration_serves_other_sizes(
         export_bundle(fixture("qwen3_moe"), quick_path / "three", other)
 
 
+@pytest.fixture(scope="module")
+def kept_once(checkpoint: Path, quick_root: Path) -> Path:
+    """A calibration directory that holds all: statistics and losses."""
+    kept = quick_root / "kept_once"
+    options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
+    export_bundle(checkpoint, quick_root / "keeper", options)
+    return kept
+
+
+def save(path: Path, change: Callable[[Any], Any]) -> None:
+    np.save(path, change(np.load(path)))
+
+
+def with_first(value: float) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array.flat[0] = value
+        return array
+
+    return change
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "losses cut": ("losses.json", lambda path: path.write_text(path.read_text()[:20])),
+    "losses of null": ("losses.json", lambda path: path.write_text("null")),
+    "losses of a group less": (
+        "losses.json",
+        lambda path: path.write_text(json.dumps(json.loads(path.read_text())[1:])),
+    ),
+    "losses with NaN": (
+        "losses.json",
+        lambda path: path.write_text(re.sub(r"[\d.e-]+", "NaN", path.read_text(), count=1)),
+    ),
+    "losses of bytes": ("losses.json", lambda path: path.write_bytes(b"\xff")),
+    "summary a list": ("calibration.json", lambda path: path.write_text("[]")),
+    "summary without layers": (
+        "calibration.json",
+        lambda path: path.write_text(json.dumps({"version": 1, "num_experts": 4, "num_tokens": 2048})),
+    ),
+    "summary with NaN": (
+        "calibration.json",
+        lambda path: path.write_text(path.read_text().replace('"sensitivity": ', '"sensitivity": NaN, "x": ', 1)),
+    ),
+    "other experts": (
+        "calibration.json",
+        lambda path: path.write_text(path.read_text().replace('"num_experts": 4', '"num_experts": 5')),
+    ),
+    "stamp of bytes": ("calibrated", lambda path: path.write_bytes(b"\xff")),
+    "inputs empty": ("layer_000/inputs.npy", lambda path: path.write_bytes(b"")),
+    "inputs cut": ("layer_001/inputs.npy", lambda path: path.write_bytes(path.read_bytes()[:-2])),
+    "inputs with NaN": ("layer_001/inputs.npy", lambda path: save(path, with_first(math.nan))),
+    "inputs of other rows": ("layer_000/inputs.npy", lambda path: save(path, lambda array: array[:-1])),
+    "an expert that is not there": ("layer_000/topk_ids.npy", lambda path: save(path, with_first(4))),
+    "an expert below": ("layer_000/topk_ids.npy", lambda path: save(path, with_first(-1))),
+    "weights of another type": (
+        "layer_000/topk_weights.npy",
+        lambda path: save(path, lambda array: array.astype(np.float64)),
+    ),
+    "no shared weights": ("layer_000/shared_weights.npy", lambda path: path.unlink()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_calibration_is_one_line(
+    lesonnx: Call, checkpoint: Path, kept_once: Path, quick_path: Path, damage: str
+) -> None:
+    kept = shutil.copytree(kept_once, quick_path / "kept")
+    name, do = DAMAGES[damage]
+    do(kept / name)
+    arguments = ("--experts-target-size", "0.8", "--calibration-directory", kept, "--workers", "1")
+    outcome = lesonnx("export", checkpoint, quick_path / "bundle", *arguments)
+    assert outcome.code == 2
+    assert str(kept) in outcome.error
+    assert name in outcome.error
+    assert (quick_path / ".bundle.partial/journal.jsonl").is_file()
+
+
+def test_a_calibration_directory_that_is_left_out_moved_or_gone(
+    checkpoint: Path, kept_once: Path, bundle: Path, quick_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = shutil.copytree(kept_once, quick_path / "kept")
+    options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
+
+    def interrupted(*arguments: Any) -> Any:
+        raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "write_parts", interrupted)
+        with pytest.raises(Broken):
+            export_bundle(checkpoint, quick_path / "bundle", options)
+        with pytest.raises(InputError, match=f"go on with --calibration-directory {kept}$"):
+            export_bundle(checkpoint, quick_path / "bundle", ALONE, resume=True)
+        with monkeypatch.context() as moved:
+            moved.setattr(calibrated, "run_calibration", None)
+            kept.rename(quick_path / "moved")
+            elsewhere = replace(options, calibration_directory=quick_path / "moved")
+            with pytest.raises(Broken):
+                export_bundle(checkpoint, quick_path / "bundle", elsewhere, resume=True)
+    shutil.rmtree(quick_path / "moved")
+    report = export_bundle(checkpoint, quick_path / "bundle", ALONE, resume=True)
+    assert file_bytes(report.bundle) == file_bytes(bundle)
+
+
+def test_a_drafter_beside_the_checkpoint_changes_no_stamp() -> None:
+    plain, drafted = (make_plan(Checkpoint(SAMPLE), ExportOptions(drafter=path)) for path in (None, DRAFTER))
+    assert len(drafted.checkpoint.tensors) > len(plain.checkpoint.tensors)
+    assert calibrated._stamp(plain, [1, 2]) == calibrated._stamp(drafted, [1, 2])
+    assert calibrated._stamp(plain, [1, 2]) != calibrated._stamp(plain, [1, 3])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_disk_that_fills_up_while_calibrating(
+    lesonnx: Call, checkpoint: Path, quick_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """An array that is written in part, as NumPy says it."""
+
+    def full(*arguments: Any) -> None:
+        np.zeros(4 << 20, np.uint8).tofile(small_disk / "array")
+
+    monkeypatch.setattr(np, "save", full)
+    arguments: list[Any] = ["--calibration", "topics", "--workers", "1"]
+    arguments += ["--calibration-directory", quick_path / "kept"] if is_kept else []
+    outcome = lesonnx("export", checkpoint, quick_path / "bundle", *arguments)
+    assert outcome.code == 1
+    place = quick_path / ("kept" if is_kept else ".bundle.partial/calibration")
+    assert outcome.error == f"error: {place}: the disk is full; make room and export again with --resume"
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +412,8 @@ def test_a_kept_calibration_serves_other_sizes(
         (["--calibration", "{}/none.txt"], "none.txt: not readable as UTF-8 text"),
         (["--calibration", "{}/bytes.txt"], "bytes.txt: not readable as UTF-8 text"),
         (["--calibration", "{}/short.txt"], "short.txt: holds 4 tokens to calibrate on, expected at least 256"),
+        (["--twin-bits", "16"], "--twin-bits is without effect here: it goes with --accelerate"),
+        (["--twin-capacity", "64"], "--twin-capacity is without effect here: it goes with --accelerate"),
         (["--workers", "2", "--dask", "tcp://localhost:1"], "--workers and --dask exclude each other"),
         (["--experts-target-size", "0"], "0.0 is not in the range x>0"),
     ],
@@ -310,3 +458,31 @@ def test_the_disk_must_hold_what_calibration_keeps(quick_path: Path) -> None:
     assert calibrated.extra_bytes(plan, ExportOptions(experts_target_size=0.733)) == statistics
     kept = ExportOptions(experts_target_size=1.5, calibration_directory=quick_path)
     assert calibrated.extra_bytes(plan, kept) == plan.expert_bytes // 2
+
+
+@pytest.mark.parametrize("name", ["bundle", "bundle/kept", ".bundle.partial", ".bundle.partial/kept", "file/kept"])
+def test_directories_that_cannot_keep_a_calibration(lesonnx: Call, quick_path: Path, name: str) -> None:
+    (quick_path / "file").write_text("words")
+    arguments = ("--calibration", "topics", "--calibration-directory", quick_path / name)
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    assert outcome.code == 2
+    assert str(quick_path / name) in outcome.error
+    assert ("is not a directory" if name == "file/kept" else "which becomes the bundle") in outcome.error
+    assert [path.name for path in quick_path.iterdir()] == ["file"]
+
+
+def test_a_calibration_must_fit_its_own_disk(lesonnx: Call, quick_path: Path, small_disk: Path) -> None:
+    arguments = ("--calibration", "topics", "--calibration-directory", small_disk / "kept")
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", *arguments)
+    assert outcome.code == 1
+    assert f"{small_disk}: the calibration needs" in outcome.error
+    assert not list(small_disk.iterdir())
+    assert not (quick_path / "bundle").exists()
+    assert not (quick_path / ".bundle.partial").exists()
+
+
+def test_a_calibration_directory_needs_a_calibration(lesonnx: Call, quick_path: Path) -> None:
+    outcome = lesonnx("export", SAMPLE, quick_path / "bundle", "--calibration-directory", quick_path / "kept")
+    assert outcome.code == 2
+    assert "--calibration-directory is without effect" in outcome.error
+    assert not list(quick_path.iterdir())

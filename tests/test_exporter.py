@@ -491,6 +491,6 @@ def test_interrupt(tmp_path: Path, clean: dict[str, bytes], point: str, call: in
     _, err = process.communicate(timeout=60)
     (tmp_path / "script.py").unlink()
     assert process.returncode == 130
-    assert err.split() == ["interrupted"]  # below the terminal's own ^C
+    assert err.splitlines() == ["interrupted; go on with --resume"]  # below the terminal's own ^C
     assert os.listdir(tmp_path) == [partial_of(bundle).name]
     assert_resumes(bundle, clean)
