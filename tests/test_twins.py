@@ -417,3 +417,25 @@ def test_an_export_that_was_broken_off_makes_its_twins_anew(
     export_bundle(fixture("qwen3_moe"), quick_path / "bundle", options, resume=True)
     for path in sorted((twins_of("qwen3_moe") / "dense").iterdir()):
         assert (quick_path / "bundle" / "dense" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_reference_runs_without_twins(
+    twins_of: Callable[..., Path], bundle_of: BundleFactory, lesonnx: Callable[..., Outcome]
+) -> None:
+    """In `verify` and `eval`, whether or not it has some: else what twins round would not show, or nothing would run."""
+    twins, plain = twins_of("qwen3_moe"), bundle_of("qwen3_moe")
+    for reference in (twins, plain):
+        outcome = lesonnx("verify", twins, "--reference", reference, "--accelerate", "cpu", "--max-kl", "1", "--json")
+        assert outcome.code == 0, outcome.error
+        assert json.loads(outcome.out)["max_abs_diff"] > 0
+    same = json.loads(lesonnx("verify", twins, "--reference", twins, "--accelerate", "off", "--json").out)
+    assert same["max_abs_diff"] == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "eval"])
+@pytest.mark.parametrize("option", ["--draft", "--draft-model"])
+def test_nothing_is_drafted_where_tokens_are_given(lesonnx: Callable[..., Outcome], command: str, option: str) -> None:
+    outcome = lesonnx(command, "bundle", option, "ngram")
+    assert outcome.code == 2
+    assert f"No such option: {option}" in outcome.err or f"No such option '{option}'" in outcome.err
+    assert "--accelerate" in lesonnx(command, "--help").out
