@@ -192,7 +192,8 @@ def open_evaluator(
     """Load a bundle and its reference by the same options, with experts in as much memory as there is for both.
 
     A budget that is given holds for each of them (for the reference, whose experts are larger, the least it needs where
-    that is more). ``accelerate`` is for the bundle alone. Raises what `load` raises, and InputError where they do not go together.
+    that is more); ``accelerate`` holds for the bundle alone. Raises what `load` raises, and InputError where they do
+    not go together.
     """
     options = options or LoadOptions()
     bundles = [bundle, reference] if reference else [bundle]

@@ -1,6 +1,7 @@
 """Answers of a model that are kept in files: what evaluations share is run once.
 
-A file's name says by a digest what it holds the answers of: bundle, task, tokens, engine, chunk, twins or not. It is never stale.
+A file's name says by a digest what it holds the answers of: bundle, task, tokens, engine, chunk, twins or not.
+It is never stale.
 """
 
 from __future__ import annotations

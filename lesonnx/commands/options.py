@@ -127,7 +127,13 @@ sampling_options = apply(
         click.option("--top-p", type=float, default=1.0, show_default=True, help="Only the likeliest that reach p."),
         click.option("--min-p", type=float, default=0.0, show_default=True, help="Only those at least p as likely."),
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds give equal texts."),
+        click.option(
+            "--seed",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Equal seeds give equal texts, but where drafts are drawn (draft-model, dspark with a temperature).",
+        ),
         click.option("--stop", multiple=True, help="End before this text; may be given several times."),
     ]
 )
