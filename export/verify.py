@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lesonnx.bundle import Bundle
-from lesonnx.commands.options import load_options, make_load_options
+from lesonnx.commands.options import make_load_options, run_options
 from lesonnx.errors import InputError, ToleranceError
 from lesonnx.model import LoadOptions, Model, load
 from lesonnx_export.compare import Comparison, LogitsTally, judge
@@ -51,7 +51,7 @@ TEXT_TOKENS = 4096
 @click.option("--text", type=click.Path(path_type=Path), help="Compare on this text.  [default: random tokens]")
 @click.option("--tokens", type=click.IntRange(1), help="Most tokens to compare.  [default: 96, or 4096 of a text]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@load_options
+@run_options
 def verify(
     bundle: Path,
     reference: Path,
@@ -122,13 +122,16 @@ def open_reference(
 
 
 def load_reference_bundle(path: Path, options: LoadOptions) -> Model:
-    """Another bundle, run like the first; its experts may be larger, so a budget is raised to the least it needs."""
+    """Another bundle, run like the first, but never by twins: what those round is the first one's to answer for.
+
+    Its experts may be larger, so a budget is raised to the least it needs.
+    """
     bundle = Bundle(path)
     budget = options.expert_budget_bytes
     if budget is not None:
         least = bundle.expert_bytes if options.schedule == "resident" else bundle.least_budget_bytes
         budget = max(budget, least)
-    return load(bundle, replace(options, expert_budget_bytes=budget, memory_budget_bytes=None))
+    return load(bundle, replace(options, expert_budget_bytes=budget, memory_budget_bytes=None, accelerate="off"))
 
 
 def _token_ids(model: BundleModel, text: Path | None, tokens: int | None) -> list[int]:

@@ -158,6 +158,22 @@ def test_run_json(lesonnx: Call, sample_bundle: Path) -> None:
     assert 0 < report["read_bytes"] <= report["expert_bytes"] == Bundle(sample_bundle).expert_bytes
 
 
+def test_run_says_what_drafts_may_change(lesonnx: Call, sample_bundle: Path, bundle_of: BundleFactory) -> None:
+    note = "note: drafts on a quantized bundle: some tokens may differ from those without drafts"
+    prompt = "alpha = 1\nbeta = 2\n" * 8
+    for bundle, draft, is_told in (
+        (sample_bundle, "ngram", True),
+        (sample_bundle, "none", False),
+        (bundle_of("sample"), "ngram", False),
+    ):
+        arguments = ("--prompt", prompt, "--max-tokens", 60, "--ignore-eos", "--draft", draft)
+        outcome = lesonnx("run", bundle, *arguments, "--json")
+        report = json.loads(outcome.out)
+        assert report["accelerate"] == "off"
+        assert (report["drafts"] is not None and report["drafts"]["passes"] > 0) == (draft == "ngram")
+        assert (note in outcome.err) is is_told
+
+
 def test_run_takes_a_prompt_from_anywhere(
     lesonnx: Call, sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

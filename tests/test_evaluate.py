@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError, ToleranceError
-from lesonnx.model import Model, load
-from lesonnx_export.evaluate import evaluation
+from lesonnx.model import LoadOptions, Model, load
+from lesonnx_export.evaluate import command, evaluation
 from lesonnx_export.evaluate.bootstrap import estimate, resampled_sums
 from lesonnx_export.evaluate.evaluation import TaskSums, open_evaluator
 from lesonnx_export.evaluate.kept import KeptAnswers
@@ -319,6 +319,24 @@ def test_kept_answers_are_of_that_bundle_and_task(sample_bundle: Path, tmp_path:
         assert kept.find(model, "task", 1) is None
 
 
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_what_cannot_be_kept_is_refused_before_anything_runs(
+    lesonnx: Call, sample_bundle: Path, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(command, "opened_reference", never)
+    monkeypatch.setattr(command, "open_evaluator", never)
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    keep = tmp_path / "file" / inside
+    arguments = ("--tasks", material / "verses.jsonl", "--reference", SAMPLE, "--keep", keep)
+    outcome = lesonnx("eval", sample_bundle, *arguments)
+    assert outcome.code == 2
+    assert f"--keep {keep}: expected a directory to write into" in outcome.error
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
+
+
 def test_without_a_reference(lesonnx: Call, sample_bundle: Path, material: Path) -> None:
     found = json.loads(lesonnx("eval", sample_bundle, "--text", material / "genesis.txt", "--json").out)
     assert found["perplexity"] > 1
@@ -385,9 +403,23 @@ def test_another_tokenizer_of_the_same_size_is_refused(sample_bundle: Path, quic
         open_evaluator(Bundle(sample_bundle), Bundle(changed))
 
 
-def test_budgets_hold_for_each(sample_bundle: Path, bundle_of: BundleFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lesonnx.model import LoadOptions
+def test_twins_are_the_bundles_alone(bundle_of: BundleFactory, tmp_path: Path) -> None:
+    """Also their answers are kept apart."""
+    twins = bundle_of("sample", accelerate="dense", twin_capacity_tokens=48, prefill_chunk_tokens=4)
+    evaluator = open_evaluator(Bundle(twins), Bundle(twins), LoadOptions(accelerate="cpu"), KeptAnswers(tmp_path))
+    try:
+        assert evaluator.reference is not None
+        assert set(evaluator.bundle.runner.twins.widths) == {1, 4}
+        assert not evaluator.reference.runner.twins.widths
+        answers = answer(evaluator.bundle, PlacedPassage([1, 2, 3], [PlacedItem(3, [[4], [5]], [1, 1], 0)]))
+        evaluator.kept.keep(evaluator.bundle, "task", answers)
+        assert evaluator.kept.find(evaluator.bundle, "task", 1) is not None
+        assert evaluator.kept.find(evaluator.reference, "task", 1) is None
+    finally:
+        evaluator.close()
 
+
+def test_budgets_hold_for_each(sample_bundle: Path, bundle_of: BundleFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = Bundle(sample_bundle), Bundle(bundle_of("sample"))
     evaluator = open_evaluator(small, large, LoadOptions(expert_budget_bytes=small.least_budget_bytes))
     budgets = [model.runner.loader.expert_budget_bytes for model in (evaluator.bundle, evaluator.reference) if model]

@@ -20,6 +20,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import BundleError, InputError, LesonnxError
 from lesonnx.generate import GenerationOptions
 from lesonnx.manifest import Twins
+from lesonnx.twins import Twins as RuntimeTwins
 from lesonnx_export.exporter import ExportOptions, export_bundle
 from lesonnx_export.twin_graph import LONGEST_AXIS
 
@@ -417,3 +418,63 @@ def test_an_export_that_was_broken_off_makes_its_twins_anew(
     export_bundle(fixture("qwen3_moe"), quick_path / "bundle", options, resume=True)
     for path in sorted((twins_of("qwen3_moe") / "dense").iterdir()):
         assert (quick_path / "bundle" / "dense" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_reference_runs_without_twins(
+    twins_of: Callable[..., Path], bundle_of: BundleFactory, lesonnx: Callable[..., Outcome]
+) -> None:
+    """Whether or not it has some: else what twins round would not show, or nothing would run."""
+    twins, plain = twins_of("qwen3_moe"), bundle_of("qwen3_moe")
+    for reference in (twins, plain):
+        outcome = lesonnx("verify", twins, "--reference", reference, "--accelerate", "cpu", "--max-kl", "1", "--json")
+        assert outcome.code == 0, outcome.error
+        assert json.loads(outcome.out)["max_abs_diff"] > 0
+    same = json.loads(lesonnx("verify", twins, "--reference", twins, "--accelerate", "off", "--json").out)
+    assert same["max_abs_diff"] == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "eval"])
+@pytest.mark.parametrize("option", ["--draft", "--draft-model"])
+def test_nothing_is_drafted_where_tokens_are_given(lesonnx: Callable[..., Outcome], command: str, option: str) -> None:
+    outcome = lesonnx(command, "bundle", option, "ngram")
+    assert outcome.code == 2
+    assert f"No such option: {option}" in outcome.err or f"No such option '{option}'" in outcome.err
+    assert "--accelerate" in lesonnx(command, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "accelerate", "expected"),
+    [
+        (3, 2, "cpu", "cpu"),
+        (3, 1, "cpu", "off"),
+        (CHUNK, 1, "cpu", "cpu"),
+        (CHUNK + 1, 1, "cpu", "cpu"),
+        (CAPACITY + 1, 2, "cpu", "cpu"),
+        (3, 2, "off", "off"),
+    ],
+)
+def test_run_says_whether_twins_ran(
+    twins_of: Callable[..., Path],
+    lesonnx: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    prompt: int,
+    tokens: int,
+    accelerate: str,
+    expected: str,
+) -> None:
+    """As the steps themselves did: what was handed out to them is counted."""
+    handed = []
+    for_step = RuntimeTwins.for_step
+
+    def counted(self: RuntimeTwins, num_rows: int, states: Any) -> Any:
+        handed.append(for_step(self, num_rows, states))
+        return handed[-1]
+
+    monkeypatch.setattr(RuntimeTwins, "for_step", counted)
+    bundle = twins_of("qwen3_moe")
+    prompt_ids = ",".join(map(str, some_ids(bundle, prompt)))
+    arguments = ("run", bundle, "--prompt-ids", prompt_ids, "--max-tokens", tokens, "--ignore-eos")
+    found = json.loads(lesonnx(*arguments, "--accelerate", accelerate, "--json").out)
+    assert found["accelerate"] == expected
+    assert any(handed) == (expected != "off")
+    assert ("twins ran" in lesonnx(*arguments, "--accelerate", accelerate).err) == (expected != "off")

@@ -45,6 +45,14 @@ def test_what_remains_for_nnapi_is_named(bundle: Path, bundle_of: BundleFactory)
     assert "of QNNExecutionProvider, XnnpackExecutionProvider this checker knows nothing" in wide.verdict
 
 
+def test_what_twins_are_for_comes_first(lesonnx: Call, bundle_of: BundleFactory) -> None:
+    shown = "The bundle's twins are for QNN, which this checker does not know: it says what NNAPI would take."
+    android = bundle_of("qwen3_moe", target="android", **TWINS)
+    assert lesonnx("inspect", android, "--target", "android").out.startswith(shown)
+    for bundle, target in ((bundle_of("qwen3_moe", target="ios", **TWINS), "ios"), (bundle_of("qwen3_moe"), "android")):
+        assert "does not know" not in lesonnx("inspect", bundle, "--target", target).out
+
+
 @pytest.mark.parametrize("target", ["ios", "android"])
 def test_a_bundle_without_twins(lesonnx: Call, sample_bundle: Path, target: str) -> None:
     """Dense parts of few bits and experts: nothing is taken, with the operators that break it and the reason."""

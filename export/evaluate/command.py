@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lesonnx.bundle import Bundle
-from lesonnx.commands.options import load_options, make_load_options
+from lesonnx.commands.options import make_load_options, run_options
 from lesonnx.errors import InputError
 from lesonnx.memory import format_bytes
 from lesonnx_export.evaluate.evaluation import Evaluator, TaskSums, open_evaluator
@@ -55,7 +55,7 @@ PATH = click.Path(path_type=Path)
     help="Say where tasks and texts overlap with this one too, beside Python's help topics.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@load_options
+@run_options
 def evaluate(
     bundle: Path,
     reference: Path | None,
@@ -78,10 +78,12 @@ def evaluate(
     contents = {name: read_text(path) for name, path in _named(texts, lambda path: path.name).items()}
     read_tasks = [read_task(path, passages) for path in _named(tasks, lambda path: path.stem).values()]
     opened = Bundle(bundle)
+    kept = KeptAnswers(keep)
+    kept.check()
     notes = list(_overlaps(contents, read_tasks, Calibration.known(calibration)))
     with ExitStack() as stack:
         source = stack.enter_context(opened_reference(reference, keep, console)) if reference else None
-        evaluator = open_evaluator(opened, source.bundle if source else None, options, KeptAnswers(keep))
+        evaluator = open_evaluator(opened, source.bundle if source else None, options, kept)
         stack.callback(evaluator.close)
         text_sums, task_sums = _run(evaluator, contents, read_tasks, tokens or None, console)
     skipped = [_skipped(name, sums) for name, sums in task_sums.items() if sums.skipped]

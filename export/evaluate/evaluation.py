@@ -192,7 +192,8 @@ def open_evaluator(
     """Load a bundle and its reference by the same options, with experts in as much memory as there is for both.
 
     A budget that is given holds for each of them (for the reference, whose experts are larger, the least it needs where
-    that is more). Raises what `load` raises, and InputError where they do not go together.
+    that is more); ``accelerate`` holds for the bundle alone. Raises what `load` raises, and InputError where they do
+    not go together.
     """
     options = options or LoadOptions()
     bundles = [bundle, reference] if reference else [bundle]
@@ -209,6 +210,9 @@ def open_evaluator(
 
 def _load_options(bundle: Bundle, bundles: list[Bundle], options: LoadOptions) -> LoadOptions:
     """The options of one of the bundles: the user's, with budgets that it can keep."""
+    if bundle is not bundles[0]:
+        # A reference without twins: what they round is the first one's to answer for.
+        options = replace(options, accelerate="off")
     keeps_all = options.schedule == "resident"
     least = bundle.expert_bytes if keeps_all else bundle.least_budget_bytes
     if options.expert_budget_bytes is not None or options.memory_budget_bytes is not None:

@@ -1,6 +1,7 @@
 """Answers of a model that are kept in files: what evaluations share is run once.
 
-A file's name says by a digest what it holds the answers of: bundle, task, tokens, engine, chunk. It is never stale.
+A file's name says by a digest what it holds the answers of: bundle, task, tokens, engine, chunk, twins or not.
+It is never stale.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from lesonnx import __version__
+from lesonnx.errors import InputError
 from lesonnx.model import Model
 from lesonnx_export.evaluate.scoring import Answers
 
@@ -22,8 +25,20 @@ class KeptAnswers:
     """A directory of answers, or none: then nothing is kept. One writer a file; readers find it whole."""
 
     def __init__(self, directory: Path | None) -> None:
-        """The directory is made when there is something to keep."""
+        """The directory is made by `check`, or when there is something to keep."""
         self._directory = directory
+
+    def check(self) -> None:
+        """Make the directory; InputError where it cannot be made, or no file in it."""
+        if self._directory is None:
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._directory):
+                pass
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"--keep {self._directory}: expected a directory to write into: {reason}") from None
 
     def find(self, model: Model, digest: str, num_items: int) -> Answers | None:
         """A model's answers to a task as certain tokens, told by their digest; None where they are not kept."""
@@ -60,6 +75,7 @@ class KeptAnswers:
             "task": digest,
             "engine": model.engine_name,
             "chunk": model.runner.prefill_chunk_tokens,
+            "twins": bool(model.runner.twins.widths),
         }
         name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
         return self._directory / f"answers-{name}.npz"

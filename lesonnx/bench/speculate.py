@@ -39,6 +39,8 @@ TEXTS: dict[str, tuple[str, float]] = {
 }
 MODES = ("streaming", "resident")
 TRACE, ORACLE = "trace", "oracle"
+# Tokens a pass that the table shows as 1.00.
+NO_GAIN = 1.005
 
 
 @click.command()
@@ -215,6 +217,12 @@ def print_rows(found: dict[str, Any]) -> None:
     console.print(table, highlight=False)
     for note in found["notes"]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    if any(row["tokens_per_pass"] < NO_GAIN for row in found["rows"]):
+        console.print(
+            "note: where tokens/pass is 1.00 hardly a draft was accepted: what is left of the ratio is mostly noise",
+            highlight=False,
+            soft_wrap=True,
+        )
     if any(not row["same_tokens"] for row in found["rows"]):
         console.print(
             "note: tokens differ from those without drafts where a row's rounding decided (docs/speculation.md)"

@@ -18,6 +18,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
 from lesonnx.manifest import Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
+from lesonnx.providers import CPU
 from lesonnx.step_states import StepStates
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ def inspect(
 
 
 def _print_usability(report: Report, as_json: bool) -> None:
-    """Parts that read alike but for their layer are one row; the verdict is the last line."""
-    from lesonnx.usability import WHY_NOT_EXPERTS
+    """Parts that read alike but for their layer are one row; the verdict is the last line.
+
+    First comes what the twins are for, where it is not what was checked.
+    """
+    from lesonnx.usability import CHECKED, WHY_NOT_EXPERTS
 
     if as_json:
         print(json.dumps(asdict(report)))
@@ -100,6 +104,10 @@ def _print_usability(report: Report, as_json: bool) -> None:
     for (name, *cells), names in rows.items():
         table.add_row(names[0] if len(names) == 1 else f"{name} ({len(names)})", *cells)
     console = Console()
+    if unknown := sorted({part.provider for part in report.parts} - {CPU, CHECKED[report.target][0]}):
+        shown = " and ".join(name.removesuffix("ExecutionProvider") for name in unknown)
+        line = f"The bundle's twins are for {shown}, which this checker does not know"
+        console.print(f"{line}: it says what {report.checked} would take.", soft_wrap=True, highlight=False)
     console.print(table)
     for line in (WHY_NOT_EXPERTS, report.verdict):
         console.print(line, soft_wrap=True, highlight=False)

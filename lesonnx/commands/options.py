@@ -54,7 +54,8 @@ def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Co
     return decorate
 
 
-load_options = apply(
+# How one sequence of given tokens is run; `load_options` can draft what comes too.
+run_options = apply(
     [
         click.option(
             "--schedule",
@@ -95,6 +96,12 @@ load_options = apply(
             show_default=True,
             help="Dense parts on an accelerator, where bundle and ONNX Runtime have one; cpu tries those parts here.",
         ),
+    ]
+)
+
+load_options = apply(
+    [
+        run_options,
         click.option(
             "--draft",
             type=click.Choice(["none", "ngram", "draft-model", "dspark", "mtp"]),
@@ -120,14 +127,20 @@ sampling_options = apply(
         click.option("--top-p", type=float, default=1.0, show_default=True, help="Only the likeliest that reach p."),
         click.option("--min-p", type=float, default=0.0, show_default=True, help="Only those at least p as likely."),
         click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds give equal texts."),
+        click.option(
+            "--seed",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Equal seeds give equal texts, but where drafts are drawn (draft-model, dspark with a temperature).",
+        ),
         click.option("--stop", multiple=True, help="End before this text; may be given several times."),
     ]
 )
 
 
 def make_load_options(values: dict[str, Any]) -> Any:
-    """Take what ``load_options`` added out of a command's arguments."""
+    """Take what ``load_options`` or ``run_options`` added out of a command's arguments."""
     from lesonnx.model import LoadOptions
 
     return LoadOptions(
@@ -142,8 +155,8 @@ def make_load_options(values: dict[str, Any]) -> Any:
         prefill_chunk_tokens=values.pop("prefill_chunk"),
         num_threads=values.pop("threads"),
         accelerate=values.pop("accelerate"),
-        draft=values.pop("draft"),
-        draft_model=values.pop("draft_model"),
+        draft=values.pop("draft", "none"),
+        draft_model=values.pop("draft_model", None),
     )
 
 

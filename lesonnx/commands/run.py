@@ -72,6 +72,8 @@ def run(
                 print(token.text, end="", flush=True)
             print()
             print(summary(model, generation.report), file=sys.stderr)
+        if note := drafts_note(model, generation.report):
+            print(f"note: {note}", file=sys.stderr)
         if timeline and trace:
             timeline.save(trace)
         if recorder and record_routing:
@@ -115,9 +117,30 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "schedule": model.options.schedule,
         "engine": model.engine_name,
         "expert_budget_bytes": model.runner.loader.expert_budget_bytes,
+        "accelerate": model.options.accelerate if twins_ran(model, report) else "off",
         "draft": model.options.draft,
         "drafts": None if report.drafts is None else asdict(report.drafts),
     }
+
+
+def twins_ran(model: Model, report: GenerationReport) -> bool:
+    """Whether a generation on an empty sequence had a step that twins are for: of their width, within their caches."""
+    runner = model.runner
+    if runner.layer_reader is not None:
+        return False
+    prompt, chunk = report.prompt_tokens, runner.prefill_chunk_tokens
+    # Rows of steps, and tokens up to their ends: the first chunk, the last, and the first step behind the prompt.
+    steps = [(min(prompt, chunk),) * 2, (prompt % chunk, prompt), (1 if len(report.token_ids) > 1 else 0, prompt + 1)]
+    return any(rows in runner.twins.widths and end <= runner.twins.capacity_tokens for rows, end in steps)
+
+
+def drafts_note(model: Model, report: GenerationReport) -> str | None:
+    """What to know of drafts that were verified on a quantized bundle; None without."""
+    manifest = model.bundle.manifest
+    bits = {*manifest.expert_bits, manifest.quantization.dense_bits}
+    if report.drafts is None or not report.drafts.passes or bits == {32}:
+        return None
+    return "drafts on a quantized bundle: some tokens may differ from those without drafts (docs/speculation.md)"
 
 
 def _drafts(report: GenerationReport) -> str:
@@ -132,9 +155,10 @@ def _drafts(report: GenerationReport) -> str:
 def summary(model: Model, report: GenerationReport) -> str:
     """One line on how it went."""
     telemetry = model.telemetry
+    twins = "twins ran; " if twins_ran(model, report) else ""
     return (
         f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
-        f" read; {_drafts(report)}experts {format_bytes(model.bundle.expert_bytes)},"
+        f" read; {twins}{_drafts(report)}experts {format_bytes(model.bundle.expert_bytes)},"
         f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"
     )
