@@ -376,6 +376,27 @@ def test_a_calibration_directory_that_is_left_out_moved_or_gone(
     assert file_bytes(report.bundle) == file_bytes(bundle)
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_once_experts_are_written_no_statistics_are_missed(
+    checkpoint: Path, kept_once: Path, bundle: Path, quick_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    kept = shutil.copytree(kept_once, quick_path / "kept") if is_kept else None
+    options = ExportOptions(experts_target_size=0.75, calibration_directory=kept, num_workers=1)
+
+    def interrupted(*arguments: Any) -> Any:
+        raise Broken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporter, "write_stages", interrupted)
+        with pytest.raises(Broken):
+            export_bundle(checkpoint, quick_path / "bundle", options)
+    if kept is not None:
+        shutil.rmtree(kept)
+    monkeypatch.setattr(calibrated, "run_calibration", None)
+    report = export_bundle(checkpoint, quick_path / "bundle", options, resume=True)
+    assert file_bytes(report.bundle) == file_bytes(bundle)
+
+
 def test_a_drafter_beside_the_checkpoint_changes_no_stamp() -> None:
     plain, drafted = (make_plan(Checkpoint(SAMPLE), ExportOptions(drafter=path)) for path in (None, DRAFTER))
     assert len(drafted.checkpoint.tensors) > len(plain.checkpoint.tensors)
