@@ -72,8 +72,8 @@ def run(
                 print(token.text, end="", flush=True)
             print()
             print(summary(model, generation.report), file=sys.stderr)
-        if rounding := drafts_note(model, generation.report):
-            print(f"note: {rounding}", file=sys.stderr)
+        if about_drafts := drafts_note(model, generation.report):
+            print(f"note: {about_drafts}", file=sys.stderr)
         if timeline and trace:
             timeline.save(trace)
         if recorder and record_routing:
