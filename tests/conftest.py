@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -113,3 +114,17 @@ def lesonnx(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     yield call
     for number, handler in kept.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte; skips where mounting is not allowed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -62,20 +61,6 @@ def few_tokens() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrated, "random_ids", lambda vocab_size: random_ids(vocab_size)[:NUM_TOKENS])
         yield
-
-
-@pytest.fixture
-def small_disk(quick_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte; skips where mounting is not allowed."""
-    disk = quick_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("may not mount a small disk here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.fixture(scope="module")
