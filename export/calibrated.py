@@ -21,7 +21,7 @@ from lesonnx import __version__
 from lesonnx.errors import InputError, LesonnxError
 from lesonnx.manifest import CalibratedLayer, Calibration
 from lesonnx.tokenizer import Tokenizer
-from lesonnx_export.activations import RANDOM_SHARE, calibration_steps, run_calibration
+from lesonnx_export.activations import RANDOM_SHARE, WINDOW_TOKENS, calibration_steps, run_calibration
 from lesonnx_export.calibrate import random_ids
 from lesonnx_export.drafter import PREFIX as DRAFTER_PREFIX
 from lesonnx_export.executors import RunTasks
@@ -48,7 +48,6 @@ DIRECTORY = "calibration"
 STAMP_NAME, LOSSES_NAME = "calibrated", "losses.json"
 # Tokens that are run, in windows spread over the text: what more of them would add is small (docs/quantization.md).
 MOST_WINDOWS = 32
-WINDOW_TOKENS = 512
 LEAST_TOKENS = 256
 # Characters that hold a window's tokens in any script that a tokenizer knows well.
 WINDOW_CHARACTERS = 8 * WINDOW_TOKENS
