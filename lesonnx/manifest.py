@@ -25,6 +25,7 @@ from pydantic import (
 from lesonnx.drafter_wiring import check_drafter
 from lesonnx.errors import BundleError, InputError
 from lesonnx.twin_wiring import check_twins
+from lesonnx.vision_wiring import check_vision
 from lesonnx.wiring import check_wiring
 
 FORMAT_VERSION = 1
@@ -38,7 +39,8 @@ Dtype = Literal["float32", "float16", "int64", "int32", "bool", "uint8", "int8"]
 Target = Literal["desktop", "android", "ios"]
 Role = Literal["system", "user", "assistant"]
 DrafterRole = Literal["drafter_context", "drafter_block", "drafter_markov"]
-PartRole = Literal["embed", "segment", "mixer", "head", "lookahead", "replay"] | DrafterRole
+VisionRole = Literal["vision_prepare", "vision_tower"]
+PartRole = Literal["embed", "segment", "mixer", "head", "lookahead", "replay"] | DrafterRole | VisionRole
 
 
 def check_path(path: str) -> str:
@@ -173,7 +175,8 @@ class ExpertLayer(Strict):
 class Value(Strict):
     """A tensor that a part takes or gives.
 
-    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches.
+    Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches,
+    Y and X height and width of a picture, W columns of packed patches, I image tokens.
     """
 
     name: str
@@ -189,7 +192,7 @@ class Provider(Strict):
 
 
 class Part(Strict):
-    """A dense ONNX model of the bundle. Roles that begin with ``drafter_`` are those of the drafter's parts."""
+    """A dense ONNX model of the bundle. Roles that begin with ``drafter_`` and ``vision_`` are those of its parts."""
 
     name: str
     role: PartRole
@@ -346,6 +349,61 @@ class Drafter(Strict):
         return any(value.name == "confidence" for value in self.part("drafter_markov").outputs)
 
 
+class VisionTokens(Strict):
+    """Token ids by which positions are given: image tokens, and the marks around pictures, slices and their rows."""
+
+    image: Offset
+    image_start: Offset
+    image_end: Offset
+    slice_start: Offset
+    slice_end: Offset
+    newline: Offset
+
+
+class VisionTexts(Strict):
+    """The text that stands for pictures in a prompt.
+
+    A prompt has one ``placeholder`` a picture; it becomes a mark, one placeholder a token of the overview, a mark, and so
+    on, see docs/bundle.md. ``id_start`` and ``id_end`` stand around a picture's number, both None where it has none.
+    ``separator`` comes between a picture and what follows it in a message of a chat; None where there is no chat.
+    """
+
+    placeholder: Annotated[str, Field(min_length=1)]
+    image_start: str
+    image_end: str
+    slice_start: str
+    slice_end: str
+    row_end: str
+    id_start: str | None = None
+    id_end: str | None = None
+    separator: str | None = None
+
+
+class Vision(Strict):
+    """How pictures come in: what prepares and reads them, and how they are cut, marked and placed; docs/bundle.md.
+
+    A picture is seen whole, as its overview, and in up to ``max_slice_nums`` slices of about ``scale_resolution`` squared
+    pixels (1: none). ``token_patches`` patches a side, each of ``patch_size`` pixels a side, give one image token.
+    ``working_bytes`` is what the tower takes for the largest crop, beside the weights in ``data``.
+    """
+
+    kind: Literal["minicpmv"]
+    parts: list[Part]
+    data: BundlePath
+    patch_size: Size
+    token_patches: Size
+    scale_resolution: Size
+    max_slice_nums: Size
+    tokens: VisionTokens
+    texts: VisionTexts
+    num_parameters: Count
+    working_bytes: Count
+
+    def part(self, role: VisionRole) -> Part:
+        """The part of a role."""
+        return next(part for part in self.parts if part.role == role)
+
+
 class ModelFacts(Strict):
     """What a host must know of the model; names as Hugging Face spells them."""
 
@@ -477,6 +535,7 @@ class Manifest(Strict):
     tokenizer: TokenizerFiles | None = None
     twins: Twins | None = None
     drafter: Drafter | None = None
+    vision: Vision | None = None
     skipped_tensors: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
@@ -486,6 +545,8 @@ class Manifest(Strict):
             del document["twins"]
         if self.drafter is None:
             del document["drafter"]
+        if self.vision is None:
+            del document["vision"]
         return document
 
     @model_validator(mode="after")
@@ -515,6 +576,8 @@ class Manifest(Strict):
             check_twins(self, self.twins)
         if self.drafter is not None:
             check_drafter(self, self.drafter)
+        if self.vision is not None:
+            check_vision(self, self.vision)
         return self
 
     @property
@@ -522,6 +585,11 @@ class Manifest(Strict):
         """The bits that matrices of experts have, ascending: one number where all are alike."""
         used = {place for layer in self.expert_layers for place in (layer.kind, layer.shared_kind) if place is not None}
         return sorted({matrix.bits for place in used for matrix in self.expert_kinds[place].matrices.values()})
+
+    @property
+    def position_rows(self) -> int:
+        """How many positions a token has: 3 (time, height, width) where pictures lie on a canvas, else 1."""
+        return 3 if any(v.name == "position_ids" and len(v.shape) == 3 for p in self.parts for v in p.inputs) else 1
 
     @property
     def residual_size(self) -> int:

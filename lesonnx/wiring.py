@@ -125,7 +125,7 @@ def _known_values(manifest: Manifest) -> dict[str, tuple[str, list[int | str]]]:
     weights: list[int | str] = ["T", slots]
     return {
         "input_ids": ("int64", [1, "T"]),
-        "position_ids": ("int64", [1, "T"]),
+        "position_ids": ("int64", [1, "T"] if manifest.position_rows == 1 else [3, 1, "T"]),
         "seqlens_k": ("int32", [1]),
         "total_sequence_length": ("int32", []),
         "hidden": ("float32", [1, "T", hidden]),
