@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import onnx
@@ -143,8 +143,48 @@ class Graph:
         self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], domain=domain, **attributes))
         return names
 
-    def constant(self, value: Any, dtype: Dtype = "float32") -> str:
-        """A constant inside the file (small) or in the store; equal small ones are one."""
+    def stack(self, count: str, body: Callable[[str], str], dtype: Dtype, shape: Sequence[int | str]) -> str:
+        """What ``body`` gives for every number (int64, a scalar) below ``count``, stacked on a new first axis.
+
+        The nodes that ``body`` makes may use any value that is there before; each result has ``dtype`` and ``shape``.
+        """
+        inputs = [Value(name=self.fresh("number"), dtype="int64", shape=[]), self._go()]
+
+        def outputs() -> list[Value]:
+            given = Value(name=body(inputs[0].name), dtype=dtype, shape=list(shape))
+            return [self._go(self.op("Identity", inputs[1].name)), given]
+
+        return self.op("Loop", count, "", body=self._subgraph(inputs, outputs))
+
+    def choose(
+        self,
+        condition: str,
+        then: Callable[[], str],
+        otherwise: Callable[[], str],
+        dtype: Dtype,
+        shape: Sequence[int | str],
+    ) -> str:
+        """One of two values by a scalar condition; the nodes of the other are not run. As ``stack`` otherwise."""
+
+        def branch(make: Callable[[], str]) -> onnx.GraphProto:
+            return self._subgraph([], lambda: [Value(name=make(), dtype=dtype, shape=list(shape))])
+
+        return self.op("If", condition, then_branch=branch(then), else_branch=branch(otherwise))
+
+    def _go(self, name: str = "") -> Value:
+        """A loop's condition, which goes through it untouched."""
+        return Value(name=name or self.fresh("go"), dtype="bool", shape=[])
+
+    def _subgraph(self, inputs: list[Value], make: Callable[[], list[Value]]) -> onnx.GraphProto:
+        """The nodes that ``make`` adds, as a graph inside this one, whose names they share."""
+        nodes, self.nodes = self.nodes, []
+        outputs = make()
+        made, self.nodes = self.nodes, nodes
+        declared = [[value_info(value) for value in values] for values in (inputs, outputs)]
+        return helper.make_graph(made, self.fresh("inner"), *declared)
+
+    def constant(self, value: Any, dtype: Dtype | Literal["float64"] = "float32") -> str:
+        """A constant inside the file (small) or in the store; equal small ones are one. Of float64, small ones only."""
         array = np.asarray(value, dtype=dtype)
         if array.nbytes > INLINE_BYTES:
             return self.weight("constant", array)
