@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -180,15 +180,23 @@ class Graph:
         nodes, self.nodes = self.nodes, []
         outputs = make()
         made, self.nodes = self.nodes, nodes
-        declared = [[value_info(value) for value in values] for values in (inputs, outputs)]
-        return helper.make_graph(made, self.fresh("inner"), *declared)
+        return helper.make_graph(
+            made, self.fresh("inner"), [value_info(v) for v in inputs], [value_info(v) for v in outputs]
+        )
 
-    def constant(self, value: Any, dtype: Dtype | Literal["float64"] = "float32") -> str:
-        """A constant inside the file (small) or in the store; equal small ones are one. Of float64, small ones only."""
+    def constant(self, value: Any, dtype: Dtype = "float32") -> str:
+        """A constant inside the file (small) or in the store; equal small ones are one."""
         array = np.asarray(value, dtype=dtype)
         if array.nbytes > INLINE_BYTES:
             return self.weight("constant", array)
-        key = (dtype, array.shape, array.tobytes())
+        return self._inline(array)
+
+    def double(self, value: float) -> str:
+        """A float64 constant, for arithmetic inside a part: no value between parts has that type."""
+        return self._inline(np.asarray(value, np.float64))
+
+    def _inline(self, array: NDArray[Any]) -> str:
+        key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._constants[key] = self.fresh("constant")
             self.initializers.append(numpy_helper.from_array(array, name))

@@ -54,13 +54,12 @@ def resize(graph: Graph, image: str, size: str, block: int) -> str:
     once = three_axes(_resample(graph, of_image, lengths[0], counts[0], block), counts[0], lengths[1])
     rows = _resample(graph, lambda start, end: of_second_axis(once, start, end), lengths[1], counts[1], block)
     twice = three_axes(rows, counts[1], counts[0])
-    shape = ["height", "width", 3]
     return graph.choose(
         columns_first,
         lambda: graph.op("Transpose", twice, perm=[1, 0, 2]),
         lambda: graph.op("Identity", twice),
         "uint8",
-        shape,
+        ["height", "width", 3],
     )
 
 
@@ -69,13 +68,13 @@ def _resample(graph: Graph, inputs: Inputs, length: str, count: str, block: int)
 
     It goes by blocks of outputs, so that no more inputs than a block sees are held as float64 at once.
     """
-    half = _number(graph, 0.5)
+    half = graph.double(0.5)
     scale = graph.op("Div", _double(graph, length), _double(graph, count))
-    stretch = graph.op("Max", scale, _number(graph, 1.0))
-    support = graph.op("Mul", stretch, _number(graph, REACH))
-    sharpness = graph.op("Div", _number(graph, 1.0), stretch)
+    stretch = graph.op("Max", scale, graph.double(1.0))
+    support = graph.op("Mul", stretch, graph.double(REACH))
+    sharpness = graph.op("Div", graph.double(1.0), stretch)
     in_block = graph.constant([[place] for place in range(block)], "int64")
-    to_bits = _number(graph, 2.0**-PRECISION_BITS)
+    to_bits = graph.double(2.0**-PRECISION_BITS)
 
     def outputs(number: str) -> str:
         places = graph.op("Add", graph.op("Mul", number, _integer(graph, block)), in_block)
@@ -89,10 +88,10 @@ def _resample(graph: Graph, inputs: Inputs, length: str, count: str, block: int)
         seen = _double(graph, span)
         distances = graph.op("Mul", graph.op("Add", graph.op("Sub", seen, centers), half), sharpness)
         inside = graph.op("And", graph.op("GreaterOrEqual", seen, starts), graph.op("Less", seen, ends))
-        weights = graph.op("Where", inside, _bicubic(graph, distances), _number(graph, 0.0))
+        weights = graph.op("Where", inside, _bicubic(graph, distances), graph.double(0.0))
         sums = graph.op("MatMul", _whole(graph, weights), _double(graph, inputs(start, end)))
         levels = graph.op("Floor", graph.op("Add", graph.op("Mul", sums, to_bits), half))
-        return graph.op("Cast", graph.op("Clip", levels, _number(graph, 0.0), _number(graph, 255.0)), to=UINT8)
+        return graph.op("Cast", graph.op("Clip", levels, graph.double(0.0), graph.double(255.0)), to=UINT8)
 
     blocks = graph.op("Div", count, graph.constant([block], "int64"))
     return graph.stack(_scalar(graph, blocks), outputs, "uint8", [block, "values"])
@@ -101,19 +100,19 @@ def _resample(graph: Graph, inputs: Inputs, length: str, count: str, block: int)
 def _bicubic(graph: Graph, x: str) -> str:
     """Keys' kernel with a = -0.5, in the order of Pillow's operations; zero from 2 on."""
     x = graph.op("Abs", x)
-    near = graph.op("Sub", graph.op("Mul", x, _number(graph, 1.5)), _number(graph, 2.5))
-    near = graph.op("Add", graph.op("Mul", graph.op("Mul", near, x), x), _number(graph, 1.0))
-    far = graph.op("Add", graph.op("Mul", graph.op("Sub", x, _number(graph, 5.0)), x), _number(graph, 8.0))
-    far = graph.op("Mul", graph.op("Sub", graph.op("Mul", far, x), _number(graph, 4.0)), _number(graph, -0.5))
-    far = graph.op("Where", graph.op("Less", x, _number(graph, REACH)), far, _number(graph, 0.0))
-    return graph.op("Where", graph.op("Less", x, _number(graph, 1.0)), near, far)
+    near = graph.op("Sub", graph.op("Mul", x, graph.double(1.5)), graph.double(2.5))
+    near = graph.op("Add", graph.op("Mul", graph.op("Mul", near, x), x), graph.double(1.0))
+    far = graph.op("Add", graph.op("Mul", graph.op("Sub", x, graph.double(5.0)), x), graph.double(8.0))
+    far = graph.op("Mul", graph.op("Sub", graph.op("Mul", far, x), graph.double(4.0)), graph.double(-0.5))
+    far = graph.op("Where", graph.op("Less", x, graph.double(REACH)), far, graph.double(0.0))
+    return graph.op("Where", graph.op("Less", x, graph.double(1.0)), near, far)
 
 
 def _whole(graph: Graph, weights: str) -> str:
     """Every row over its sum, times 2^22, to the nearest whole number, halves away from zero."""
     total = graph.op("ReduceSum", weights, graph.constant([1], "int64"), keepdims=1)
-    scaled = graph.op("Mul", graph.op("Div", weights, total), _number(graph, 2.0**PRECISION_BITS))
-    sizes = graph.op("Floor", graph.op("Add", graph.op("Abs", scaled), _number(graph, 0.5)))
+    scaled = graph.op("Mul", graph.op("Div", weights, total), graph.double(2.0**PRECISION_BITS))
+    sizes = graph.op("Floor", graph.op("Add", graph.op("Abs", scaled), graph.double(0.5)))
     return graph.op("Mul", sizes, graph.op("Sign", scaled))
 
 
@@ -148,10 +147,6 @@ def _integer(graph: Graph, value: int) -> str:
 
 def _integers(graph: Graph, x: str) -> str:
     return graph.op("Cast", x, to=INT64)
-
-
-def _number(graph: Graph, value: float) -> str:
-    return graph.constant(value, "float64")
 
 
 def _double(graph: Graph, x: str) -> str:
