@@ -6,8 +6,9 @@ others know.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from lesonnx import ort
 from lesonnx.bundle import Bundle
-from lesonnx.errors import InputError
+from lesonnx.errors import InputError, LesonnxError
 from lesonnx.manifest import Part, Vision
 from lesonnx.vision.cutting import View
 
@@ -47,12 +48,12 @@ class Eyes:
     def prepare(self, pixels: NDArray[np.uint8], view: View) -> NDArray[np.float32]:
         """The crops of a view of a picture [Y,X,3], packed: ``pixel_values`` [1,3,P,W], crop after crop along W."""
         inputs = {"image": pixels, "size": np.asarray(view.size, np.int64), "grid": np.asarray(view.grid, np.int64)}
-        return ort.run(self._prepare, inputs)[0]
+        return _run(self._prepare, inputs)
 
     def crop_features(self, pixel_values: NDArray[np.float32], target_size: tuple[int, int]) -> Features:
         """Features [I,H] of crops of ``target_size`` (rows, columns of patches) that lie packed along W."""
         inputs = {"pixel_values": pixel_values, "target_size": np.asarray(target_size, np.int64)}
-        return ort.run(self._tower, inputs)[0]
+        return _run(self._tower, inputs)
 
     def crops(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> Iterator[Features]:
         """Features of a picture [Y,X,3], crop by crop: the overview's, then the slices'. Stop between any two."""
@@ -81,3 +82,12 @@ def _open(bundle: Bundle, part: Part, options: onnxruntime.SessionOptions) -> on
     session = ort.open_session(path, options)
     ort.check_part(session, part, path)
     return session
+
+
+def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """The one output of a session."""
+    try:
+        output: NDArray[np.float32] = session.run(None, dict(inputs))[0]
+    except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
+        raise LesonnxError(f"ONNX Runtime failed on a picture: {ort.first_line(error)}") from None
+    return output
