@@ -6,8 +6,8 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,8 @@ from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
 from lesonnx.drafter_wiring import layer_output_name
 from lesonnx.engines import LayerWork
-from lesonnx.errors import BudgetError, ContextError, InputError
+from lesonnx.errors import ContextError, InputError
+from lesonnx.expert_share import ExpertShare
 from lesonnx.governor import Governor
 from lesonnx.history import History
 from lesonnx.loader import ExpertLoader, Lookahead
@@ -79,15 +80,6 @@ class LayerReader(Protocol):
         """What it keeps for a sequence of that many tokens."""
 
 
-@dataclass(frozen=True)
-class _MemoryBound:
-    """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
-
-    budget_bytes: int
-    fixed_bytes: int
-    expert_budget_bytes: int | None
-
-
 class Runner:
     """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
@@ -111,7 +103,7 @@ class Runner:
         # Whether steps with drafts may come: their buffers are then part of what the process takes.
         self.takes_drafts = False
         self._layer_reader: LayerReader | None = None
-        self._memory: _MemoryBound | None = None
+        self._memory: ExpertShare | None = None
         # The bundle's twins that are open here.
         self.twins = twins or Twins(bundle, "off")
         self.states = LayerStates(bundle.manifest, self.twins.capacity_tokens)
@@ -204,7 +196,9 @@ class Runner:
             rows = REWINDABLE_TOKENS
             buffers += StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + other_bytes + buffers + SPARE_BYTES
-        self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
+        experts = self.bundle.expert_bytes
+        least = experts if self.loader.keeps_all else self.bundle.least_budget_bytes
+        self._memory = ExpertShare(self.loader, memory_budget_bytes, fixed, least, expert_budget_bytes or experts)
         self._share_memory(self.states.capacity_for(1))
 
     def chunk_bytes(self) -> int:
@@ -234,25 +228,33 @@ class Runner:
             if width.has_head:
                 self._logits(buffers, [0], width=width)
 
-    def _share_memory(self, capacity_tokens: int) -> None:
-        """Give the experts what a capacity of attention caches leaves them."""
+    def _share_memory(self, capacity_tokens: int, lent_bytes: int | None = None) -> None:
+        """Give the experts what a capacity of attention caches, and what is lent, leaves them."""
         if self._memory is None:
             return
-        bound = self._memory
         caches = self.states.bytes_at(capacity_tokens)
         caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
         caches += self.bytes_beside(capacity_tokens)
-        left = bound.budget_bytes - bound.fixed_bytes - caches
-        left = int(left / self.loader.engine.memory_per_byte)
-        least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
-        if left < least:
-            raise BudgetError(
-                f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
-                f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {caches:,}, and the experts need at least {least:,}"
-            )
-        wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
-        self.loader.pressure(min(left, wanted))
+        self._memory.give(caches, capacity_tokens, self._memory.lent_bytes if lent_bytes is None else lent_bytes)
+
+    @contextmanager
+    def lend(self, num_bytes: int) -> Iterator[None]:
+        """Have the experts give way to something else of that size, between two steps; BudgetError where they cannot.
+
+        Does nothing where memory is not bounded. Not for two things at once.
+        """
+        capacity = self.states.capacity_tokens or self.states.capacity_for(1)
+        self._share_memory(capacity, num_bytes)
+        try:
+            yield
+        finally:
+            # Caches may have grown meanwhile.
+            self._share_memory(max(capacity, self.states.capacity_tokens), 0)
+
+    def free_chunks(self) -> int:
+        """Free the arrays of prefill chunks until the next one; gives the bytes that nobody uses until then."""
+        self._drop_wide()
+        return self.chunk_bytes() if self.prefill_chunk_tokens > REWINDABLE_TOKENS else 0
 
     def prefill(self, tokens: Sequence[int] | Prompt, all_logits: bool = False) -> Logits:
         """Append tokens in chunks; gives logits [V] of the last, or of all [n,V]. ContextError before any work."""
@@ -439,13 +441,17 @@ class Runner:
                 self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)
                 return self._buffers[num_rows]
             if num_rows > REWINDABLE_TOKENS:
-                for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
-                    del self._buffers[width]
+                self._drop_wide()
             self._buffers[num_rows] = buffers = StepBuffers(self.bundle, num_rows, self._layer_idxs)
             if num_rows == REWINDABLE_TOKENS:
                 vocab_size = self.bundle.manifest.model.vocab_size
                 buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
+
+    def _drop_wide(self) -> None:
+        """Free the arrays of widths that only prefill chunks have."""
+        for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
+            del self._buffers[width]
 
     def _run_segment(self, buffers: StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
         """Segment number ``place``: itself, or its twin where the step has twins."""

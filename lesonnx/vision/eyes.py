@@ -1,14 +1,14 @@
 """What reads pictures: the bundle's two vision parts, open as long as they are needed.
 
-It knows sessions and the manifest's record; how a picture is cut, `vision.cutting` says, what is done with features,
-others know.
+It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features, others
+know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -23,19 +23,24 @@ from lesonnx.vision.cutting import View
 Features = NDArray[np.float32]
 
 
+class Crop(NamedTuple):
+    """A part of a picture as the tower takes it: [1,3,P,W], and its rows and columns of patches."""
+
+    pixel_values: NDArray[np.float32]
+    target_size: tuple[int, int]
+
+
 class Eyes:
     """Both vision sessions of a bundle. A context manager; not thread-safe. InputError where the bundle has none."""
 
     def __init__(self, bundle: Bundle, num_threads: int | None = None) -> None:
         self.vision = record_of(bundle)
-        self._hidden_size = bundle.manifest.model.hidden_size
         options = ort.session_options(optimise=True, num_threads=num_threads)
-        self._prepare = _open(bundle, self.vision.part("vision_prepare"), options)
-        self._tower = _open(bundle, self.vision.part("vision_tower"), options)
+        self._sessions = {part.role: _open(bundle, part, options) for part in self.vision.parts}
 
     def close(self) -> None:
         """Free both sessions."""
-        del self._prepare, self._tower
+        self._sessions.clear()
 
     def __enter__(self) -> Eyes:
         return self
@@ -45,29 +50,31 @@ class Eyes:
     ) -> None:
         self.close()
 
-    def prepare(self, pixels: NDArray[np.uint8], view: View) -> NDArray[np.float32]:
-        """The crops of a view of a picture [Y,X,3], packed: ``pixel_values`` [1,3,P,W], crop after crop along W."""
-        inputs = {"image": pixels, "size": np.asarray(view.size, np.int64), "grid": np.asarray(view.grid, np.int64)}
-        return _run(self._prepare, inputs)
-
-    def crop_features(self, pixel_values: NDArray[np.float32], target_size: tuple[int, int]) -> Features:
-        """Features [I,H] of crops of ``target_size`` (rows, columns of patches) that lie packed along W."""
-        inputs = {"pixel_values": pixel_values, "target_size": np.asarray(target_size, np.int64)}
-        return _run(self._tower, inputs)
-
-    def crops(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> Iterator[Features]:
-        """Features of a picture [Y,X,3], crop by crop: the overview's, then the slices'. Stop between any two."""
-        patch = self.vision.patch_size
+    def crops(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> list[Crop]:
+        """A picture [Y,X,3] prepared: the overview, then the slices. What they take is far less than a large picture."""
+        crops = []
         for view in views:
-            packed = self.prepare(pixels, view)
-            rows, columns = (side // count // patch for side, count in zip(view.size, view.grid, strict=True))
-            width = rows * columns * patch
-            for start in range(0, packed.shape[-1], width):
-                yield self.crop_features(np.ascontiguousarray(packed[..., start : start + width]), (rows, columns))
+            size, grid = (np.asarray(sides, np.int64) for sides in (view.size, view.grid))
+            packed = _run(self._sessions["vision_prepare"], {"image": pixels, "size": size, "grid": grid})
+            crops += cut_packed(packed, [view.crop_patches(self.vision)] * view.num_crops, self.vision.patch_size)
+        return crops
 
-    def see(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> Features:
-        """All features [I,H] of a picture [Y,X,3] in its views."""
-        return np.concatenate(list(self.crops(pixels, views)))
+    def see(self, crop: Crop) -> Features:
+        """The features [I,H] of a crop."""
+        target_size = np.asarray(crop.target_size, np.int64)
+        inputs = {"pixel_values": np.ascontiguousarray(crop.pixel_values), "target_size": target_size}
+        return _run(self._sessions["vision_tower"], inputs)
+
+
+def cut_packed(
+    packed: NDArray[np.float32], target_sizes: Sequence[tuple[int, int]], patch_size: int
+) -> Iterator[Crop]:
+    """Crops of these sizes (rows and columns of patches) that lie one after another along W of [1,3,P,W]."""
+    start = 0
+    for rows, columns in target_sizes:
+        stop = start + rows * columns * patch_size
+        yield Crop(packed[..., start:stop], (rows, columns))
+        start = stop
 
 
 def record_of(bundle: Bundle) -> Vision:
