@@ -5,7 +5,6 @@ import dev.lesonnx.speculative.Speculator
 import dev.lesonnx.speculative.makeDrafter
 import dev.lesonnx.vision.Picture
 import dev.lesonnx.vision.PicturePrompts
-import dev.lesonnx.vision.Placeholders
 import dev.lesonnx.vision.Sight
 import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.channels.Channel
@@ -77,8 +76,8 @@ class Model private constructor(
     /** Whether [generate] takes text: without a tokenizer it takes token ids. */
     val hasTokenizer: Boolean get() = tokenizer != null
 
-    /** Whether prompts may have pictures: else they are refused. */
-    val takesPictures: Boolean get() = picturePrompts != null
+    /** Whether prompts may have pictures: else they are refused. Those of a [chat] also need a chat format with a place for them. */
+    val takesPictures: Boolean get() = picturePrompts != null && (!hasChat || bundle.manifest.vision?.texts?.separator != null)
 
     private val picturePrompts: PicturePrompts? = bundle.manifest.vision?.takeIf { tokenizer != null }?.let { PicturePrompts(it, ::encode) }
 
@@ -95,11 +94,13 @@ class Model private constructor(
     }
 
     /**
-     * Generates from a text, from scratch; it has one placeholder for each of [images], in order ([withPlaceholders] puts them in). Throws
+     * Generates from a text, from scratch; it has one placeholder for each of [images], in order, or none: then they come first. Throws
      * [InputError] or [ContextError] for what cannot be served, before any work; the text is encoded on the calling thread to know that.
      */
-    fun generate(prompt: String, options: GenerationOptions = GenerationOptions(), images: List<Picture> = emptyList()): Generation =
-        generation(promptOf(prompt, images, addSpecialTokens = true), options, reuse = false)
+    fun generate(prompt: String, options: GenerationOptions = GenerationOptions(), images: List<Picture> = emptyList()): Generation {
+        val text = if (images.isEmpty()) prompt else picturePrompts().withPlaceholders(prompt, images.size)
+        return generation(promptOf(text, images, addSpecialTokens = true), options, reuse = false)
+    }
 
     /** Generates from token ids, from scratch, with one image token for each of [images]; without a tokenizer, texts are empty. */
     fun generate(promptIds: IntArray, options: GenerationOptions = GenerationOptions(), images: List<Picture> = emptyList()): Generation =
@@ -112,26 +113,8 @@ class Model private constructor(
     fun chat(messages: List<ChatMessage>, options: GenerationOptions = GenerationOptions()): Generation {
         val format = bundle.manifest.tokenizer?.chatFormat
             ?: throw InputError("${bundle.directory}: has no chat format; use generate, which completes a text")
-        val text = format.render(messages.map { if (it.images.isEmpty()) it else it.copy(content = inFront(it)) })
+        val text = format.render(messages.map { if (it.images.isEmpty()) it else it.copy(content = picturePrompts().content(it.content, it.images.size)) })
         return generation(promptOf(text, messages.flatMap { it.images }, addSpecialTokens = false), options, reuse = true)
-    }
-
-    private fun inFront(message: ChatMessage): String {
-        picturePrompts()
-        val vision = checkNotNull(bundle.manifest.vision)
-        val separator = vision.texts.separator ?: throw InputError("${bundle.directory}: its chat format has no place for pictures")
-        return Placeholders(vision).inFront(message.content, message.images.size, separator)
-    }
-
-    /**
-     * [text] as [generate] takes it with so many pictures: as it is where it has placeholders or there are no pictures, else with all of them
-     * in front, each followed by the separator of chats, or a new line. [InputError] where the bundle takes no pictures.
-     */
-    fun withPlaceholders(text: String, numImages: Int): String {
-        if (numImages == 0) return text
-        picturePrompts()
-        val vision = checkNotNull(bundle.manifest.vision)
-        return if (vision.texts.placeholder in text) text else Placeholders(vision).inFront(text, numImages, vision.texts.separator ?: "\n")
     }
 
     private fun promptOf(text: String, images: List<Picture>, addSpecialTokens: Boolean): Prompt = when {

@@ -42,41 +42,44 @@ internal class Eyes(bundle: Bundle, private val vision: VisionRecord, private va
     fun see(picture: Picture, views: List<View>, beforeCrop: () -> Unit = {}): FloatArray {
         val features = FloatArray(Math.multiplyExact(views.sumOf { it.numTokens(vision) }, hiddenSize))
         var filled = 0
-        TensorArena(platform).use { arena ->
-            val imageAt = arena.plan(UINT8, picture.height.toLong(), picture.width.toLong(), Picture.CHANNELS.toLong())
-            val image = arena.allocate()[imageAt]
-            image.bytes.duplicate().put(picture.pixels)
-            for (view in views) {
-                pixelValues(view).use { pixels ->
-                    prepare(image, view, pixels[0], sizes = pixels[1], grid = pixels[2])
-                    for (crop in 0 until view.numCrops) {
-                        beforeCrop()
-                        filled += read(pixels[0], view, crop, features, filled)
-                    }
+        prepare(picture, views).use { prepared ->
+            for ((place, view) in views.withIndex()) {
+                for (crop in 0 until view.numCrops) {
+                    beforeCrop()
+                    filled += read(prepared[place], view, crop, features, filled)
                 }
             }
         }
         return features
     }
 
-    /** Room for a view's packed pixels [1,3,P,W], its size and its grid. */
-    private fun pixelValues(view: View): TensorArena {
-        val patches = (view.height / vision.patchSize).toLong() * (view.width / vision.patchSize)
-        val arena = TensorArena(platform)
-        arena.plan(FLOAT, 1, Picture.CHANNELS.toLong(), vision.patchSize.toLong(), patches * vision.patchSize)
-        repeat(2) { arena.plan(INT64, 2) }
-        return try {
-            arena.allocate()
+    /** The packed pixels [1,3,P,W] of every view of a picture, by the views' places; the caller closes them. */
+    fun prepare(picture: Picture, views: List<View>): TensorArena {
+        val prepared = TensorArena(platform)
+        for (view in views) {
+            val patches = (view.height / vision.patchSize).toLong() * (view.width / vision.patchSize)
+            prepared.plan(FLOAT, 1, Picture.CHANNELS.toLong(), vision.patchSize.toLong(), patches * vision.patchSize)
+        }
+        try {
+            prepared.allocate()
+            TensorArena(platform).use { arena ->
+                val imageAt = arena.plan(UINT8, picture.height.toLong(), picture.width.toLong(), Picture.CHANNELS.toLong())
+                val sizeAt = arena.plan(INT64, 2)
+                val gridAt = arena.plan(INT64, 2)
+                arena.allocate()
+                arena[imageAt].bytes.duplicate().put(picture.pixels)
+                for ((place, view) in views.withIndex()) {
+                    arena[sizeAt].longs.put(0, view.height.toLong()).put(1, view.width.toLong())
+                    arena[gridAt].longs.put(0, view.rows.toLong()).put(1, view.columns.toLong())
+                    val inputs = mapOf("image" to arena[imageAt], "size" to arena[sizeAt], "grid" to arena[gridAt])
+                    run(PartRole.VISION_PREPARE, inputs, mapOf("pixel_values" to prepared[place]))
+                }
+            }
         } catch (error: Throwable) {
-            arena.close()
+            prepared.close()
             throw error
         }
-    }
-
-    private fun prepare(image: Tensor, view: View, pixels: Tensor, sizes: Tensor, grid: Tensor) {
-        sizes.longs.put(0, view.height.toLong()).put(1, view.width.toLong())
-        grid.longs.put(0, view.rows.toLong()).put(1, view.columns.toLong())
-        run(PartRole.VISION_PREPARE, mapOf("image" to image, "size" to sizes, "grid" to grid), mapOf("pixel_values" to pixels))
+        return prepared
     }
 
     /** Reads one crop into [features] from value [from] on; gives how many values that were. */
@@ -116,10 +119,14 @@ internal class Eyes(bundle: Bundle, private val vision: VisionRecord, private va
     }
 
     companion object {
-        /** What reading a picture takes while it is read: the weights, what a crop takes, the picture and its packed pixels. */
-        fun workingBytes(bundle: Bundle, vision: VisionRecord, picture: Picture, views: List<View>): Long {
-            val packed = views.maxOf { Picture.CHANNELS * Float.SIZE_BYTES * it.height.toLong() * it.width }
-            return Files.size(bundle.file(vision.data)) + vision.workingBytes + picture.pixels.size + packed
+        /** What preparing takes of memory for a pixel of the picture, its own three bytes among it. */
+        private const val PREPARING_BYTES = 27L
+
+        /** What reading a picture takes, outside the heap: the tower's weights, packed pixels, and the picture, or then a crop. */
+        fun readingBytes(bundle: Bundle, vision: VisionRecord, picture: Picture, views: List<View>): Long {
+            val weights = Files.size(bundle.file(vision.data))
+            val packed = views.sumOf { Picture.CHANNELS * Float.SIZE_BYTES * it.height.toLong() * it.width }
+            return weights + packed + maxOf(PREPARING_BYTES * picture.height * picture.width, vision.workingBytes)
         }
     }
 }

@@ -25,7 +25,7 @@ internal class PicturePrompts(private val vision: VisionRecord, private val enco
     fun ofIds(tokenIds: IntArray, pictures: List<Picture>): Prompt {
         val image = vision.tokens.image
         val found = tokenIds.count { it == image }
-        if (found != pictures.size) throw InputError("the prompt has $found image tokens ($image), expected one for each of ${pictures.size} pictures")
+        if (found != pictures.size) throw InputError("the prompt's ids hold the image token $image $found times, expected once a picture: ${pictures.size}")
         val views = pictures.map(::viewsOf)
         var number = 0
         val expanded = tokenIds.flatMap { token ->
@@ -34,6 +34,19 @@ internal class PicturePrompts(private val vision: VisionRecord, private val enco
         return prompt(expanded.toIntArray(), pictures, views)
     }
 
+    /** A text with the placeholders of so many pictures in front, each followed by the separator, where it has none of its own. */
+    fun withPlaceholders(text: String, numPictures: Int): String =
+        if (vision.texts.placeholder in text) text else inFront(text, numPictures, vision.texts.separator ?: SEPARATOR)
+
+    /** What a message of a chat holds that has so many pictures before its text; [InputError] where the bundle's chats have none. */
+    fun content(text: String, numPictures: Int): String = inFront(
+        text,
+        numPictures,
+        vision.texts.separator ?: throw InputError("the bundle's chat format has no place for pictures; use generate, which completes a text"),
+    )
+
+    private fun inFront(text: String, numPictures: Int, separator: String) = (vision.texts.placeholder + separator).repeat(numPictures) + text
+
     private fun viewsOf(picture: Picture): List<View> = cutting.views(picture.height, picture.width)
 
     private fun prompt(tokenIds: IntArray, pictures: List<Picture>, views: List<List<View>>): Prompt {
@@ -41,5 +54,10 @@ internal class PicturePrompts(private val vision: VisionRecord, private val enco
         if (pictures.isEmpty()) return Prompt(tokenIds)
         val placed = canvas.place(tokenIds, views)
         return Prompt(tokenIds, placed.positions, pictures.indices.map { PromptPicture(pictures[it], views[it], placed.imagePlaces[it]) })
+    }
+
+    private companion object {
+        /** Where a bundle's chat template does not say what parts a picture from the text behind it. */
+        const val SEPARATOR = "\n"
     }
 }

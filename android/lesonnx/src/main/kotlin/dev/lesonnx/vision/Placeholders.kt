@@ -19,9 +19,6 @@ internal class Placeholders(private val vision: VisionRecord) {
         return expanded.toString()
     }
 
-    /** [text] after the placeholders of so many pictures, as a message of a chat has them. */
-    fun inFront(text: String, numPictures: Int, separator: String): String = (texts.placeholder + separator).repeat(numPictures) + text
-
     /** What stands for picture [number] of a prompt. */
     fun marks(number: Int, views: List<View>): String = buildString {
         if (texts.idStart != null) append(texts.idStart).append(number).append(texts.idEnd)

@@ -34,7 +34,7 @@ internal class Sight(
         val unread = ArrayList<PromptPicture>()
         for (seen in pictures) kept[seen.picture.key]?.let { features[seen] = it } ?: unread.add(seen)
         if (unread.isNotEmpty()) {
-            val numBytes = unread.maxOf { Eyes.workingBytes(bundle, vision, it.picture, it.views) }
+            val numBytes = unread.maxOf { Eyes.readingBytes(bundle, vision, it.picture, it.views) }
             borrow.during(numBytes) {
                 Eyes(bundle, vision, platform, numThreads).use { eyes ->
                     val read = HashMap<String, FloatArray>()
