@@ -175,6 +175,8 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         if (segments != manifest.expertLayers.map { it.layerIdx }) {
             yield("parts: every MoE layer needs its segment, in the order of the layers")
         }
+        val positions = parts.flatMap { part -> part.inputs.filter { it.name == "position_ids" } }.map { it.shape }.distinct()
+        if (positions.size > 1) yield("parts: position_ids are ${positions.joinToString(" and ")}, expected one shape in all parts")
         val model = manifest.model
         if (model.numExpertsPerTok > model.numExperts) {
             yield("model: ${model.numExpertsPerTok} experts a token of ${model.numExperts}")

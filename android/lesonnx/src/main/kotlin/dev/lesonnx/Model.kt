@@ -76,8 +76,13 @@ class Model private constructor(
     /** Whether [generate] takes text: without a tokenizer it takes token ids. */
     val hasTokenizer: Boolean get() = tokenizer != null
 
-    /** Whether prompts may have pictures: else they are refused. Those of a [chat] also need a chat format with a place for them. */
-    val takesPictures: Boolean get() = picturePrompts != null && (!hasChat || bundle.manifest.vision?.texts?.separator != null)
+    /** Why prompts (of a [chat], where there is one) cannot have pictures; null where they can. */
+    val whyNoPictures: String?
+        get() {
+            val vision = bundle.manifest.vision ?: return "this bundle has no eyes: it takes no pictures"
+            if (tokenizer == null) return "this bundle has no tokenizer, which a prompt with pictures needs"
+            return if (hasChat && vision.texts.separator == null) "this bundle's chat format has no place for pictures" else null
+        }
 
     private val picturePrompts: PicturePrompts? = bundle.manifest.vision?.takeIf { tokenizer != null }?.let { PicturePrompts(it, ::encode) }
 
@@ -123,10 +128,7 @@ class Model private constructor(
     }
 
     /** [InputError] where pictures cannot be taken. */
-    private fun picturePrompts(): PicturePrompts = picturePrompts ?: throw InputError(
-        if (bundle.manifest.vision == null) "${bundle.directory}: this bundle has no eyes: it takes no pictures"
-        else "${bundle.directory}: pictures need a tokenizer, which this bundle lacks",
-    )
+    private fun picturePrompts(): PicturePrompts = picturePrompts ?: throw InputError("${bundle.directory}: $whyNoPictures")
 
     /** [reuse]: what the sequence begins with already is not computed again. */
     internal fun generation(prompt: Prompt, options: GenerationOptions, reuse: Boolean): Generation {
@@ -171,13 +173,13 @@ class Model private constructor(
         owner = self
         val reused = if (reuse) runner.commonTokens(prompt, sequenceEnd) else 0
         progress.begin(reused, speculator?.let { DraftCounts() })
-        var began = System.nanoTime()
+        val before = sight?.readNs ?: 0
         val seen = see(prompt, reused) { context.ensureActive() }
-        progress.seen((System.nanoTime() - began) / NS_PER_MS)
+        progress.seen(((sight?.readNs ?: 0) - before) / NS_PER_MS)
         runner.rewind(reused)
         sequenceEnd = reused
         speculator?.begin(promptIds, reused, sampler)
-        began = System.nanoTime()
+        var began = System.nanoTime()
         val logits = runner.prefill(seen) {
             sequenceEnd = runner.numTokens
             context.ensureActive()
@@ -315,7 +317,7 @@ class Model private constructor(
                 closeOnError(speculator) {
                     options.memoryBudgetBytes?.let { runner.boundMemory(it, drafts = speculator != null) }
                     val tokenizer = platform.openTokenizer(bundle)
-                    val sight = bundle.manifest.vision?.let { Sight(bundle, it, platform, numThreads, runner::borrow) }
+                    val sight = bundle.manifest.vision?.let { Sight(bundle, it, platform, numThreads, borrow = runner::borrow) }
                     Model(bundle, options, runner, speculator, tokenizer, sight, engine.name, engine.notes + twins.notes + notes(bundle, loader, config))
                 }
             }

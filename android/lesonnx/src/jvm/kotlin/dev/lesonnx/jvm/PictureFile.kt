@@ -18,7 +18,7 @@ private const val MAX_PIXELS = 1L shl 27
  * The picture in a file that the JDK can decode (PNG, JPEG, GIF, BMP, TIFF): upright as a JPEG's EXIF says, 8-bit RGB, alpha left out, the
  * first frame of several. [InputError] in one line for what is no picture, is broken, or is too large.
  */
-internal fun readPicture(path: Path): Picture {
+fun readPicture(path: Path): Picture {
     when {
         !Files.exists(path) -> throw InputError("$path: no such file")
         Files.isDirectory(path) -> throw InputError("$path: expected a picture, found a directory")
@@ -54,7 +54,7 @@ private fun decode(input: ImageInputStream, path: Path): Picture {
             throw InputError("$path: $width x $height pixels: too large, expected at most ${MAX_PIXELS / 1_000_000} megapixels")
         }
         var warning: String? = null
-        reader.addIIOReadWarningListener { _, text -> if (text.startsWith(CUT_OFF)) warning = text }
+        reader.addIIOReadWarningListener { _, text -> if (CUT_OFF in text) warning = text }
         val image = read(reader, path)
         warning?.let { throw InputError("$path: a broken picture: $it") }
         return Picture(image.height, image.width, rgb(image))
@@ -70,8 +70,8 @@ private fun read(reader: ImageReader, path: Path): BufferedImage {
     return image
 }
 
-/** What the JPEG reader says where a file ends too early. */
-private const val CUT_OFF = "Premature end"
+/** What the JPEG reader says where pixels are missing, which it then makes up. */
+private const val CUT_OFF = "premature end"
 
 /** The stored colours as they are: no profile, no alpha. */
 private fun rgb(image: BufferedImage): ByteArray {
