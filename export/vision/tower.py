@@ -125,6 +125,9 @@ def num_parameters(config: TowerConfig) -> int:
 
 
 def working_bytes(config: TowerConfig, num_patches: int) -> int:
-    """About what a run takes for a crop of that many patches, beside the weights: the widest activations."""
-    widest = max(2 * config.intermediate_size + 2 * config.hidden_size, 8 * config.hidden_size)
-    return 4 * num_patches * widest
+    """What a run takes at its peak for so many patches, beside the weights; measured, docs/vision.md has the figures.
+
+    It grows with the patches, not with their square: attention never holds all scores. Widest is a feed-forward:
+    its inner activations in four versions, and a dozen rows of the hidden size around them.
+    """
+    return 4 * num_patches * (4 * config.intermediate_size + 12 * config.hidden_size)
