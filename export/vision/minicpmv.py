@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lesonnx.chat import ChatTemplate
 from lesonnx.errors import BundleError
 from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
+from lesonnx.vision.cutting import max_crop_tokens
 from lesonnx_export.blocks import Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.segments import BuiltPart
 from lesonnx_export.vision import tower as tower_part
-from lesonnx_export.vision.largest import largest_patches
 from lesonnx_export.vision.marks import read_marks
 from lesonnx_export.vision.prepare import build_prepare
-from lesonnx_export.vision.processor import Processor, read_processor
+from lesonnx_export.vision.processor import PREPROCESSOR, PROCESSOR, Processor, Settings, read_processor
 from lesonnx_export.vision.separator import find_separator
 from lesonnx_export.vision.vision_config import TowerConfig
 
@@ -45,6 +47,16 @@ class MiniCPMVEyes:
         texts = marks.texts.model_copy(update={"separator": separator})
         return cls(tower, processor, marks.tokens, texts, [note] if note else [])
 
+    @classmethod
+    def of_shape(cls, config: dict[str, Any], hidden_size: int, directory: Path | None) -> MiniCPMVEyes:
+        """Those of a config.json alone, for sizes: the marks are made up, and the processor where it is not there."""
+        tower = TowerConfig.read(config, hidden_size)
+        known = directory is not None and any((directory / name).is_file() for name in (PROCESSOR, PREPROCESSOR))
+        settings = Settings.of(directory) if directory is not None and known else Settings.usual(tower)
+        marks = dict.fromkeys(VisionTokens.model_fields, 0)
+        texts = {name: "?" for name, field in VisionTexts.model_fields.items() if field.is_required()}
+        return cls(tower, settings.processor(tower), VisionTokens(**marks), VisionTexts(**texts))
+
     @property
     def skipped(self) -> Mapping[str, str]:
         if self.tower.insert_layer_id is None:
@@ -57,8 +69,7 @@ class MiniCPMVEyes:
         return tower_part.build_tower(self.tower, weights, store, precision)
 
     def record(self, parts: list[Part], data: str) -> Vision:
-        most = largest_patches(self.processor.scale_resolution, self.tower.patch_size, self.tower.token_patches)
-        return Vision(
+        record = Vision(
             kind="minicpmv",
             parts=parts,
             data=data,
@@ -69,8 +80,10 @@ class MiniCPMVEyes:
             tokens=self.tokens,
             texts=self.texts,
             num_parameters=tower_part.num_parameters(self.tower),
-            working_bytes=tower_part.working_bytes(self.tower, most),
+            working_bytes=1,
         )
+        num_patches = max_crop_tokens(record) * record.token_patches**2
+        return record.model_copy(update={"working_bytes": tower_part.working_bytes(self.tower, num_patches)})
 
 
 def _separator(checkpoint: Checkpoint, placeholder: str) -> tuple[str | None, str | None]:
