@@ -109,6 +109,11 @@ class ExportOptions:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
         return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
 
+    @property
+    def vision_precision(self) -> Precision:
+        """What eyes are stored in; they have no caches and no recurrences."""
+        return Precision(self.vision_bits or self.resolved_dense_bits, self.block_size)
+
     def twins(self, max_position_embeddings: int) -> TwinOptions | None:
         """What twins there are to be, of a model of that context; None without ``accelerate``."""
         if self.accelerate is None:
@@ -248,22 +253,35 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     )
 
 
+@contextmanager
+def _a_way_out() -> Iterator[None]:
+    """What is wrong with eyes, and that the rest can go without them."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; --no-vision exports the model without its eyes") from None
+
+
 def _plan_vision(
     architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions, weights: Weights
 ) -> EyesPlan | None:
     """The model's eyes, rehearsed; None where it has none or they are left out."""
-    eyes = architecture.eyes(checkpoint) if options.vision else None
+    if not options.vision:
+        eyes = None
+    else:
+        with _a_way_out():
+            eyes = architecture.eyes(checkpoint)
     if eyes is None:
         if options.vision_bits is not None:
             why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
             raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
         return None
-    # They have no caches and no recurrences.
-    precision = Precision(options.vision_bits or options.resolved_dense_bits, options.block_size)
+    precision = options.vision_precision
     store, ends = VisionStore(None), []
-    for name in eyes.names:
-        eyes.build(name, weights, store, precision)
-        ends.append(store.end_bytes)
+    with _a_way_out():
+        for name in eyes.names:
+            eyes.build(name, weights, store, precision)
+            ends.append(store.end_bytes)
     return EyesPlan(eyes, precision, ends)
 
 

@@ -74,7 +74,7 @@ class Settings:
             if not (directory / PREPROCESSOR).is_file():
                 raise CheckpointError(
                     f"{directory}: no {PREPROCESSOR} and no image_processor in {PROCESSOR}, which say how pictures are"
-                    " prepared; --no-vision exports without them"
+                    " prepared"
                 )
             inner, source = read_json(directory / PREPROCESSOR), PREPROCESSOR
         if not isinstance(inner, dict):
@@ -83,6 +83,12 @@ class Settings:
         if outer.get("use_image_id") is not None:
             inner = inner | {"use_image_id": outer["use_image_id"]}
         return cls(source, DEFAULTS | {key: value for key, value in inner.items() if value is not None})
+
+    @classmethod
+    def usual(cls, tower: TowerConfig) -> Settings:
+        """What a processor for a tower has where none is known."""
+        mode = "4x" if tower.insert_layer_id is None else "16x"
+        return cls("processor", DEFAULTS | {"patch_size": tower.patch_size, "downsample_mode": mode})
 
     def processor(self, tower: TowerConfig) -> Processor:
         """What they mean for a tower; CheckpointError for what it cannot be given."""
@@ -94,8 +100,8 @@ class Settings:
                 raise self._wrong(key, "true")
         if self.values["resample"] != BICUBIC or isinstance(self.values["resample"], bool):
             raise self._wrong("resample", f"{BICUBIC} (bicubic)")
-        mode = "4x" if tower.insert_layer_id is None else "16x"
-        for key, expected in (("patch_size", tower.patch_size), ("downsample_mode", mode)):
+        for key in ("patch_size", "downsample_mode"):
+            expected = Settings.usual(tower).values[key]
             if self.values[key] != expected:
                 raise self._wrong(key, f"{expected!r} as in config.json")
         slices = self._count("max_slice_nums")
@@ -110,9 +116,7 @@ class Settings:
 
     def _wrong(self, key: str, expected: str) -> CheckpointError:
         found = f"{self.values[key]!r:.100}"
-        return CheckpointError(
-            f"{self.source}: {key} is {found}, expected {expected}; --no-vision exports without pictures"
-        )
+        return CheckpointError(f"{self.source}: {key} is {found}, expected {expected}")
 
     def _flag(self, key: str) -> bool:
         value = self.values[key]
