@@ -1,7 +1,7 @@
 """What reads pictures: the bundle's two vision parts, open as long as they are needed.
 
-It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features, others
-know.
+It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features,
+others know.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Eyes:
         self.close()
 
     def crops(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> list[Crop]:
-        """A picture [Y,X,3] prepared: the overview, then the slices. What they take is far less than a large picture."""
-        crops = []
+        """A picture [Y,X,3] prepared: the overview, then the slices."""
+        crops: list[Crop] = []
         for view in views:
             size, grid = (np.asarray(sides, np.int64) for sides in (view.size, view.grid))
             packed = _run(self._sessions["vision_prepare"], {"image": pixels, "size": size, "grid": grid})
@@ -62,13 +62,11 @@ class Eyes:
     def see(self, crop: Crop) -> Features:
         """The features [I,H] of a crop."""
         target_size = np.asarray(crop.target_size, np.int64)
-        inputs = {"pixel_values": np.ascontiguousarray(crop.pixel_values), "target_size": target_size}
-        return _run(self._sessions["vision_tower"], inputs)
+        pixel_values = np.ascontiguousarray(crop.pixel_values)
+        return _run(self._sessions["vision_tower"], {"pixel_values": pixel_values, "target_size": target_size})
 
 
-def cut_packed(
-    packed: NDArray[np.float32], target_sizes: Sequence[tuple[int, int]], patch_size: int
-) -> Iterator[Crop]:
+def cut_packed(packed: NDArray[np.float32], target_sizes: Sequence[tuple[int, int]], patch_size: int) -> Iterator[Crop]:
     """Crops of these sizes (rows and columns of patches) that lie one after another along W of [1,3,P,W]."""
     start = 0
     for rows, columns in target_sizes:
