@@ -323,7 +323,9 @@ def test_whoever_stops_between_crops_loses_nothing(model: Model, counted: type[C
     generation = model.chat([user("wide.png")], FEW)
     tokens = iter(generation)
     token = next(tokens)
-    assert (token.id, token.text, counted.seen) == (None, "", 1)
+    assert (token.id, token.text, counted.seen) == (None, "", 0)
+    next(tokens)
+    assert counted.seen == 1
     tokens.close()  # type: ignore[attr-defined]
     assert model.runner.token_ids == ran
     assert model.generate("Hello", FEW).text() == before
