@@ -253,11 +253,24 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     )
 
 
+@contextmanager
+def _a_way_out() -> Iterator[None]:
+    """What is wrong with eyes, and that the rest can go without them."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; --no-vision exports the model without its eyes") from None
+
+
 def _plan_vision(
     architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions, weights: Weights
 ) -> EyesPlan | None:
     """The model's eyes, rehearsed; None where it has none or they are left out."""
-    eyes = architecture.eyes(checkpoint) if options.vision else None
+    if not options.vision:
+        eyes = None
+    else:
+        with _a_way_out():
+            eyes = architecture.eyes(checkpoint)
     if eyes is None:
         if options.vision_bits is not None:
             why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
@@ -265,9 +278,10 @@ def _plan_vision(
         return None
     precision = options.vision_precision
     store, ends = VisionStore(None), []
-    for name in eyes.names:
-        eyes.build(name, weights, store, precision)
-        ends.append(store.end_bytes)
+    with _a_way_out():
+        for name in eyes.names:
+            eyes.build(name, weights, store, precision)
+            ends.append(store.end_bytes)
     return EyesPlan(eyes, precision, ends)
 
 
