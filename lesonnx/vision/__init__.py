@@ -1,1 +1,1 @@
-"""Pictures: decoding, how they are cut, what stands for them in a prompt and where their tokens are; see docs/bundle.md."""
+"""Pictures: decoding, how they are cut, what stands for them in a prompt, where their tokens are; docs/bundle.md."""

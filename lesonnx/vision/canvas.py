@@ -98,9 +98,9 @@ def _product(heights: Sequence[int], widths: Sequence[int]) -> list[Size]:
 
 
 def _spread(count: int, length: int) -> list[int]:
-    """``count`` places in 0 .. ``length`` - 1, both ends among them, evenly, each rounded, ties to even; 0 if it is one.
+    """``count`` places in 0 .. ``length`` - 1, both ends among them, evenly, each rounded, ties to even; [0] for one.
 
-    In float32, counted from the nearer end, as the model's own code has it: the sum of what is rounded decides ties.
+    In float32, counted from the nearer end, as the model's own code has it: what is a half there is not always one.
     """
     if count == 1:
         return [0]

@@ -1,6 +1,6 @@
 """How a picture is cut: the sizes that it is resized to, and the grids of crops; pure arithmetic on sizes.
 
-It knows neither pixels nor prompts. Every runtime has the same functions, held to this one by ``tests/data/vision.json``.
+It knows neither pixels nor prompts. Every runtime has the same functions, held to these by ``tests/data/vision.json``.
 All of it is float64, each operation rounded once as IEEE 754 says, in the order that is written here; ``round`` goes to
 the nearest integer, ties to even. Only the logarithms are a library's: docs/vision.md says what that asks of a host.
 Heights come before widths, rows before columns.
@@ -72,8 +72,8 @@ def views(height: int, width: int, vision: Vision) -> list[View]:
         rows, columns = view.crop_tokens(vision)
         if rows * columns > most:
             raise InputError(
-                f"a picture of {width} x {height} pixels is too narrow: a crop of it would have {columns} x {rows} image "
-                f"tokens, expected at most {most}"
+                f"a picture of {width} x {height} pixels is too narrow: a crop of it would have {columns} x {rows} "
+                f"image tokens, expected at most {most}"
             )
     return found
 
