@@ -229,6 +229,12 @@ public struct BundleManifest: Equatable, Sendable {
         if parts.contains(where: { VisionRecord.roles.contains($0.role) }) {
             throw .bundle("vision's parts belong into vision.parts")
         }
+        let positions: [TensorDimension] = (positionRows == 1 ? [] : [.size(positionRows)]) + [.size(1), .symbol("T")]
+        for part in parts {
+            if let found = part.inputs.first(where: { $0.name == "position_ids" && $0.shape != positions }) {
+                throw .bundle("parts: part '\(part.name)' takes position_ids \(found.shape), expected \(positions)")
+            }
+        }
         if !(1...(1 << 31)).contains(residualSize) {
             throw .bundle("parts: residual_out has \(residualSize) values a token, expected 1 to \(1 << 31)")
         }
