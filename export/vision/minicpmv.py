@@ -9,12 +9,12 @@ from types import MappingProxyType
 from lesonnx.chat import ChatTemplate
 from lesonnx.errors import BundleError
 from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
+from lesonnx.vision.cutting import max_crop_tokens
 from lesonnx_export.blocks import Precision
 from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.graph import DenseStore
 from lesonnx_export.segments import BuiltPart
 from lesonnx_export.vision import tower as tower_part
-from lesonnx_export.vision.largest import largest_patches
 from lesonnx_export.vision.marks import read_marks
 from lesonnx_export.vision.prepare import build_prepare
 from lesonnx_export.vision.processor import Processor, read_processor
@@ -57,8 +57,7 @@ class MiniCPMVEyes:
         return tower_part.build_tower(self.tower, weights, store, precision)
 
     def record(self, parts: list[Part], data: str) -> Vision:
-        most = largest_patches(self.processor.scale_resolution, self.tower.patch_size, self.tower.token_patches)
-        return Vision(
+        record = Vision(
             kind="minicpmv",
             parts=parts,
             data=data,
@@ -69,8 +68,10 @@ class MiniCPMVEyes:
             tokens=self.tokens,
             texts=self.texts,
             num_parameters=tower_part.num_parameters(self.tower),
-            working_bytes=tower_part.working_bytes(self.tower, most),
+            working_bytes=1,
         )
+        num_patches = max_crop_tokens(record) * record.token_patches**2
+        return record.model_copy(update={"working_bytes": tower_part.working_bytes(self.tower, num_patches)})
 
 
 def _separator(checkpoint: Checkpoint, placeholder: str) -> tuple[str | None, str | None]:
