@@ -63,7 +63,9 @@ import Testing
         #expect(throws: LesonnxError.input("this bundle does not say how pictures stand in a chat; use generate")) {
             try silent.message("What?", numPictures: 1)
         }
-        #expect(silent.prompt("What?", numPictures: 1) == "<|image_pad|>\nWhat?" && chats.prompt("", numPictures: 1) == "<|image_pad|>; ")
+        #expect(silent.withPlaceholders("What?", numPictures: 1) == "<|image_pad|>\nWhat?")
+        #expect(chats.withPlaceholders("", numPictures: 2) == "<|image_pad|>; <|image_pad|>; ")
+        #expect(chats.withPlaceholders("A <|image_pad|>!", numPictures: 2) == "A <|image_pad|>!")
     }
 
     @Test func filesThatAreMissing() throws {

@@ -92,6 +92,22 @@ import Testing
         #expect(entries.count > 5)
     }
 
+    @Test func pixMaps() throws {
+        func read(_ header: String, _ pixels: [UInt8]) throws -> Picture { try Picture(pixMap: Array(header.utf8) + pixels, name: "a.ppm") }
+        let picture = try read("P6 # of two\n# pixels\n2 1\n255\n", [1, 2, 3, 4, 5, 6, 80, 54])
+        #expect(picture.height == 1 && picture.width == 2 && picture.rgb == [1, 2, 3, 4, 5, 6])
+        for (header, why) in [
+            ("P5 2 1 255\n", "it begins otherwise"), ("P6\n2", "it has no height"), ("P6 2 1 # 255", "it has no greatest value"),
+            ("P6 2 1 65535\n", "its greatest value is 65535, expected 255"), ("P6 2 1 255", "its pixels are missing"),
+            ("P6 0 1 255\n", "it is 0 x 1 pixels"), ("P6 3 1 255\n", "3 x 1 pixels take 9 bytes, found 6"),
+            ("P6 99999999999 1 255\n", "it has no width"), ("P6 -1 1 255\n", "it has no width"),
+            ("P6 999999999 999999999 255\n", "999999999 x 999999999 pixels take 2999999994000000003 bytes, found 6"),
+        ] {
+            let pixels: [UInt8] = why.hasSuffix("missing") ? [] : [1, 2, 3, 4, 5, 6]
+            #expect(throws: LesonnxError.input("a.ppm: not a binary PPM (P6): \(why)")) { try read(header, pixels) }
+        }
+    }
+
     @Test func aPicture() throws {
         let picture = try Picture(height: 1, width: 2, rgb: [1, 2, 3, 4, 5, 6])
         let upright = try Picture(height: 2, width: 1, rgb: [1, 2, 3, 4, 5, 6])

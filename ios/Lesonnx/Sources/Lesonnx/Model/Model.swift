@@ -141,7 +141,8 @@ public actor Model {
     /// Generate from a text or token ids, from scratch. Throws `input` or `context` before any work for what cannot be served.
     /// An unfinished generation ends: asking it for more throws.
     ///
-    /// The prompt has one placeholder a picture of `images`, in order: `vision.texts.placeholder`, or among ids `vision.tokens.image`.
+    /// A text has one placeholder a picture of `images`, in order (`vision.texts.placeholder`), or none: then they come first. Ids have
+    /// one image token a picture (`vision.tokens.image`).
     public func generate(
         _ prompt: Prompt, _ options: GenerationOptions = GenerationOptions(), images: [Picture] = []
     ) throws -> Generation {
@@ -153,7 +154,8 @@ public actor Model {
             guard let tokenizer else {
                 throw LesonnxError.input("\(bundle.directory.lastPathComponent): has no tokenizer; give token ids instead of text")
             }
-            let (tokens, pictures) = try bundle.expand(text, images, tokenizer, addSpecialTokens: true)
+            let marked = bundle.manifest.vision?.withPlaceholders(text, numPictures: images.count) ?? text
+            let (tokens, pictures) = try bundle.expand(marked, images, tokenizer, addSpecialTokens: true)
             return try begin(tokens, options, reuses: false, pictures)
         }
     }
@@ -212,6 +214,9 @@ public actor Model {
 
     /// Tokens of the sequence that have run; 0 once closed.
     var numTokens: Int { runner?.numTokens ?? 0 }
+
+    /// Whether eyes are open, and the crops that were read in all.
+    var eyes: (areOpen: Bool, numCrops: Int) { (sight?.isOpen ?? false, sight?.numCrops ?? 0) }
 
     fileprivate func report(of number: Int) -> GenerationReport {
         number == numGenerations ? generator?.report ?? GenerationReport() : GenerationReport()

@@ -47,10 +47,9 @@ final class Eyes {
         let patches = vision.patches(view)
         let pixels = try reading.pixels ?? prepare(reading.picture, view)
         reading.pixels = pixels
-        let columns = patches.height * patches.width * vision.patchSize
         let count = vision.tokens(view).height * vision.tokens(view).width
         let inputs = [
-            "pixel_values": pixels.columns(reading.crop * columns..<(reading.crop + 1) * columns),
+            "pixel_values": crop(reading.crop, of: view, pixels),
             "target_size": Tensor([Int64(patches.height), Int64(patches.width)]),
         ]
         let rows = reading.features.slice(reading.numTokens..<reading.numTokens + count, axis: 0)
@@ -60,6 +59,13 @@ final class Eyes {
         if reading.crop == view.numCrops {
             (reading.view, reading.crop, reading.pixels) = (reading.view + 1, 0, nil)
         }
+    }
+
+    /// One crop of a view that was prepared, copied: [1,3,P,W].
+    func crop(_ number: Int, of view: PictureView, _ pixels: Tensor) -> Tensor {
+        let patches = vision.patches(view)
+        let columns = patches.height * patches.width * vision.patchSize
+        return pixels.columns(number * columns..<(number + 1) * columns)
     }
 
     /// The crops of a view, row by row along the last axis: float32 [1,3,P,W].
@@ -91,16 +97,20 @@ extension ModelBundle {
         return vision
     }
 
-    /// What the process takes while such pictures are read, beside their pixels: weights, the tower's activations, and what preparing
-    /// takes: a picture once more, in planes, and the pixels of a view, of which three are there at once.
-    func readingBytes(_ pictures: [(pixelBytes: Int, views: [PictureView])]) throws -> Int {
+    /// What preparing takes beside a pixel's three bytes.
+    private static let preparingBytes = 24
+
+    /// What reading such a picture takes beside its pixels and features: the tower's weights, its crops, and what preparing takes,
+    /// or the tower later.
+    func readingBytes(_ size: Extent, _ views: [PictureView]) throws -> Int {
         let vision = try eyes()
         let weights = try sizeBytes(of: file(vision.data))
-        let preparing = pictures.map { picture in
-            let view = picture.views.map { 3 * $0.size.height * $0.size.width * ElementType.float32.byteCount }.max() ?? 0
-            return picture.pixelBytes + 3 * view
-        }
-        return weights + vision.workingBytes + (preparing.max() ?? 0)
+        let packed = views.reduce(0) { $0 + $1.size.height * $1.size.width * VisionRecord.channels * ElementType.float32.byteCount }
+        return weights + packed + max(size.height * size.width * Self.preparingBytes, vision.workingBytes)
+    }
+
+    func featureBytes(_ views: [PictureView]) throws -> Int {
+        try eyes().numTokens(views) * manifest.model.hiddenSize * ElementType.float32.byteCount
     }
 }
 

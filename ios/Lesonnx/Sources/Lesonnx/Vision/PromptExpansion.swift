@@ -29,7 +29,7 @@ extension ModelBundle {
         let count = tokenIds.count { $0 == vision.tokens.image }
         if count != images.count {
             throw LesonnxError.input(
-                "the prompt has \(count) image tokens (\(vision.tokens.image)) for \(images.count) pictures, expected one a picture")
+                "the prompt's ids hold the image token \(vision.tokens.image) \(count) times, expected once a picture: \(images.count)")
         }
         let views = try views(of: images, vision)
         var (tokens, number): ([Int], Int) = ([], 0)

@@ -8,6 +8,8 @@ final class PromptPictures {
     let keys: [PictureKey]
     let views: [[PictureView]]
     let numImageTokens: Int
+    /// The pixels of all of them, which whoever gave them may go on holding.
+    let pixelBytes: Int
     /// The pictures that are not seen yet; their pixels go once they are.
     private var pictures: [Picture?]
     private var features: [Tensor?]
@@ -27,6 +29,8 @@ final class PromptPictures {
         self.pictures = pictures
         features = Array(repeating: nil, count: pictures.count)
         places = Array(repeating: nil, count: tokenIds.count)
+        let distinct = Dictionary(pictures.map { ($0.key, $0.rgb.count) }, uniquingKeysWith: { first, _ in first })
+        pixelBytes = distinct.values.reduce(0, +)
         let counts = views.map(vision.numTokens)
         numImageTokens = counts.reduce(0, +)
         let images = tokenIds.indices.filter { tokenIds[$0] == vision.tokens.image }
@@ -53,9 +57,6 @@ final class PromptPictures {
         self.features[number] = features
         pictures[number] = nil
     }
-
-    /// The bytes of pixels that are held.
-    var pixelBytes: Int { pictures.reduce(0) { $0 + ($1?.rgb.count ?? 0) } }
 
     /// Put features over the rows of `hidden` [1,T,H] that are image tokens; its first row is that of token number `place`.
     func write(to hidden: Tensor, from place: Int) throws {

@@ -12,23 +12,28 @@ final class Sight {
     private var reading: Eyes.Reading?
     /// Numbers of the prompt's pictures that are to be read.
     private var waiting: [Int] = []
+    /// Of the latest prompt's pictures.
+    private var pixelBytes = 0
 
     init(_ bundle: ModelBundle, _ environment: OrtEnvironment) {
         self.bundle = bundle
         self.environment = environment
     }
 
-    /// Whether a session is open.
+    /// Whether eyes are open, and how many crops they have read in all.
     var isOpen: Bool { eyes != nil }
+    private(set) var numCrops = 0
 
     /// What stays known, in bytes.
     var featureBytes: Int { features.values.reduce(0) { $0 + $1.byteCount } }
 
-    /// A generation begins whose tokens from `place` on are to run. What was seen of other prompts is forgotten.
+    /// A generation begins whose tokens from `place` on are to run. What was seen of other prompts is forgotten. Throws `budget` where
+    /// reading its pictures has no room.
     func begin(_ pictures: PromptPictures?, from place: Int, _ runner: Runner) throws {
         leave()
         let keys = Set(pictures?.keys ?? [])
         features = features.filter { keys.contains($0.key) }
+        pixelBytes = pictures?.pixelBytes ?? 0
         guard let pictures else { return try rest(runner) }
         for (number, key) in pictures.keys.enumerated() {
             features[key].map { pictures.see(number, $0) }
@@ -37,12 +42,19 @@ final class Sight {
         if waiting.isEmpty {
             return try rest(runner)
         }
-        let sizes = waiting.map { (pixelBytes: pictures.picture($0)?.rgb.count ?? 0, views: pictures.views[$0]) }
-        let seenBytes = try waiting.reduce(0) {
-            $0 + (try bundle.eyes().numTokens(pictures.views[$1])) * bundle.manifest.model.hiddenSize * ElementType.float32.byteCount
+        var (reading, seen) = (0, featureBytes + pixelBytes)
+        for number in waiting {
+            guard let picture = pictures.picture(number) else { continue }
+            reading = max(reading, try bundle.readingBytes(Extent(picture.height, picture.width), pictures.views[number]))
+            seen += try bundle.featureBytes(pictures.views[number])
         }
         // The experts give way before anything is opened: the budget holds at every moment.
-        try runner.make(room: featureBytes + seenBytes + pictures.pixelBytes + bundle.readingBytes(sizes), for: "reading pictures")
+        do {
+            try runner.make(room: seen + reading, for: "reading pictures")
+        } catch {
+            leave()
+            throw error
+        }
     }
 
     /// Read the next crop; false where nothing is left to read, and the eyes are closed.
@@ -60,6 +72,7 @@ final class Sight {
         var current = try reading ?? Eyes.Reading(picture, pictures.views[number], bundle)
         reading = nil
         try eyes.see(&current)
+        numCrops += 1
         if current.isDone {
             features[pictures.keys[number]] = current.features
             pictures.see(number, current.features)
@@ -86,6 +99,6 @@ final class Sight {
         waiting = []
     }
 
-    /// The experts have back what reading took.
-    func rest(_ runner: Runner) throws { try runner.make(room: featureBytes, for: "pictures that were read") }
+    /// The experts have back what reading took, but for what stays: features, and pixels, which whoever asked may hold on to.
+    private func rest(_ runner: Runner) throws { try runner.make(room: featureBytes + pixelBytes, for: "pictures") }
 }

@@ -30,9 +30,9 @@ extension VisionRecord {
         return String(repeating: texts.placeholder + separator, count: numPictures) + text
     }
 
-    /// A prompt without placeholders, with those of pictures in front, each in a line of its own or as in a chat.
-    public func prompt(_ text: String, numPictures: Int) -> String {
-        String(repeating: texts.placeholder + (texts.separator ?? "\n"), count: numPictures) + text
+    /// The text with a placeholder a picture in front, each followed by the separator, where it has none of its own.
+    public func withPlaceholders(_ text: String, numPictures: Int) -> String {
+        hasPlaceholder(text) ? text : String(repeating: texts.placeholder + (texts.separator ?? "\n"), count: numPictures) + text
     }
 
     /// Whether a text has the mark of a picture.
