@@ -3,7 +3,7 @@ package dev.lesonnx
 /** What a manifest must say beyond its types; the checks of `lesonnx/manifest.py`, in its words. */
 internal class ManifestCheck(private val manifest: BundleManifest) {
     /** The first thing that is wrong, as `field: what`; null where nothing is. */
-    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + twins() + references()).firstOrNull()
+    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + twins() + vision() + references()).firstOrNull()
 
     private fun facts(): Sequence<String> = sequence {
         if (!VERSION.matches(manifest.onnxruntimeAtLeast)) {
@@ -144,6 +144,11 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         yieldAll(TwinCheck(manifest, twins).ownProblems().map { "twins.$it" })
     }
 
+    private fun vision(): Sequence<String> = sequence {
+        val vision = manifest.vision ?: return@sequence
+        yieldAll(VisionCheck(manifest, vision).ownProblems().map { "vision.$it" })
+    }
+
     /** What one record says of another. */
     private fun references(): Sequence<String> = sequence {
         val parts = manifest.parts
@@ -185,6 +190,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         }
         manifest.drafter?.let { yieldAll(DrafterCheck(manifest, it).fitProblems()) }
         manifest.twins?.let { twins -> yieldAll(TwinCheck(manifest, twins).fitProblems().map { "twins: $it" }) }
+        manifest.vision?.let { yieldAll(VisionCheck(manifest, it).fitProblems()) }
     }
 
     private suspend fun SequenceScope<String>.same(field: String, found: Int, expected: Int) {
