@@ -50,7 +50,8 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
     "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
     "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
-    "minicpmv4_7-float": (f"{CHECKPOINTS}/minicpmv4_7_moe", {"bits": 32}),
+    # Portable: the ONNX Runtime of the Swift package has no operators for recurrent layers.
+    "minicpmv4_7-float": (f"{CHECKPOINTS}/minicpmv4_7_moe", {"bits": 32, "operators": "portable"}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
