@@ -20,10 +20,13 @@ public struct BundleNeeds: Equatable, Sendable {
     /// Under this little can stay in memory from one token to the next.
     public var tokenExpertBytes: Int
     public var allExpertBytes: Int
+    /// What reading pictures takes: eyes and what they work with. 0 for a bundle without.
+    public var visionBytes: Int
 
     /// From sizes that are known already, such as those of a `ModelSpec` (`stateBytesPerToken` times the tokens wanted).
     public init(
-        diskBytes: Int, denseBytes: Int, stateBytes: Int, leastExpertBytes: Int, tokenExpertBytes: Int, allExpertBytes: Int
+        diskBytes: Int, denseBytes: Int, stateBytes: Int, leastExpertBytes: Int, tokenExpertBytes: Int, allExpertBytes: Int,
+        visionBytes: Int = 0
     ) {
         self.diskBytes = diskBytes
         self.denseBytes = denseBytes
@@ -31,6 +34,7 @@ public struct BundleNeeds: Equatable, Sendable {
         self.leastExpertBytes = leastExpertBytes
         self.tokenExpertBytes = tokenExpertBytes
         self.allExpertBytes = allExpertBytes
+        self.visionBytes = visionBytes
     }
 
     /// `contextTokens`: how long a conversation is to be; at most what the model takes.
@@ -43,11 +47,12 @@ public struct BundleNeeds: Equatable, Sendable {
         stateBytes = manifest.stateBytes(contextTokens: tokens) + manifest.drafterCacheBytes(capacityTokens: tokens)
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
+        visionBytes = manifest.vision.map { checksums.sizeBytes(of: $0.data) + $0.workingBytes } ?? 0
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }
     }
 
-    /// All but the experts.
-    public var fixedBytes: Int { Self.runtimeBytes + denseBytes + stateBytes }
+    /// All but the experts. With an expert budget alone, what reading pictures takes must be free at any time.
+    public var fixedBytes: Int { Self.runtimeBytes + denseBytes + stateBytes + visionBytes }
 
     public var leastMemoryBytes: Int { fixedBytes + leastExpertBytes }
 }
