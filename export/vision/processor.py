@@ -84,6 +84,12 @@ class Settings:
             inner = inner | {"use_image_id": outer["use_image_id"]}
         return cls(source, DEFAULTS | {key: value for key, value in inner.items() if value is not None})
 
+    @classmethod
+    def usual(cls, tower: TowerConfig) -> Settings:
+        """What a processor for a tower has where none is known."""
+        mode = "4x" if tower.insert_layer_id is None else "16x"
+        return cls("processor", DEFAULTS | {"patch_size": tower.patch_size, "downsample_mode": mode})
+
     def processor(self, tower: TowerConfig) -> Processor:
         """What they mean for a tower; CheckpointError for what it cannot be given."""
         name = self.values.get("image_processor_type")
@@ -94,8 +100,8 @@ class Settings:
                 raise self._wrong(key, "true")
         if self.values["resample"] != BICUBIC or isinstance(self.values["resample"], bool):
             raise self._wrong("resample", f"{BICUBIC} (bicubic)")
-        mode = "4x" if tower.insert_layer_id is None else "16x"
-        for key, expected in (("patch_size", tower.patch_size), ("downsample_mode", mode)):
+        for key in ("patch_size", "downsample_mode"):
+            expected = Settings.usual(tower).values[key]
             if self.values[key] != expected:
                 raise self._wrong(key, f"{expected!r} as in config.json")
         slices = self._count("max_slice_nums")
