@@ -9,6 +9,8 @@ import os
 public struct BundleNeeds: Equatable, Sendable {
     /// An allowance for the runtime itself and for the activations of a prefill chunk.
     public static let runtimeBytes = 200_000_000
+    /// An allowance for a picture of about 2048 x 1536 pixels while it is prepared.
+    public static let pictureBytes = 100_000_000
 
     public var diskBytes: Int
     /// Dense parts, which stay in memory.
@@ -20,7 +22,7 @@ public struct BundleNeeds: Equatable, Sendable {
     /// Under this little can stay in memory from one token to the next.
     public var tokenExpertBytes: Int
     public var allExpertBytes: Int
-    /// What reading pictures takes: eyes and what they work with. 0 for a bundle without.
+    /// What reading pictures takes for that time: eyes, what they work with, a picture. 0 for a bundle without.
     public var visionBytes: Int
 
     /// From sizes that are known already, such as those of a `ModelSpec` (`stateBytesPerToken` times the tokens wanted).
@@ -47,11 +49,12 @@ public struct BundleNeeds: Equatable, Sendable {
         stateBytes = manifest.stateBytes(contextTokens: tokens) + manifest.drafterCacheBytes(capacityTokens: tokens)
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
-        visionBytes = manifest.vision.map { checksums.sizeBytes(of: $0.data) + $0.workingBytes } ?? 0
+        visionBytes = manifest.vision.map { checksums.sizeBytes(of: $0.data) + $0.workingBytes + Self.pictureBytes } ?? 0
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }
     }
 
-    /// All but the experts. With an expert budget alone, what reading pictures takes must be free at any time.
+    /// All but the experts. With an expert budget alone, what reading pictures takes must be free at any time; with a memory budget
+    /// experts give way for it.
     public var fixedBytes: Int { Self.runtimeBytes + denseBytes + stateBytes + visionBytes }
 
     public var leastMemoryBytes: Int { fixedBytes + leastExpertBytes }

@@ -169,9 +169,16 @@ private final class Scratch {
         let expected = try await model.chat([message], GenerationOptions(maxNewTokens: 8)).text()
         await model.close()
 
-        let session = try await opened(name)
+        let scratch = Scratch()
+        let app = try AppModel(folder: scratch.folder)
+        app.shelf.importBundle(from: bundles.appending(path: name))
+        await app.shelf.settle()
+        await app.open(try #require(app.shelf.rows.first))
+        let session = app.session
         let conversation = try #require(session.conversation)
         #expect(conversation.chats && conversation.pictureObstacle == nil && conversation.introduction.isEmpty)
+        // Experts give way to eyes only within a memory budget.
+        #expect(try #require(session.memoryBudgetBytes) > 1 << 28 && session.expertBudgetBytes == session.bundle?.expertBytes)
         conversation.maxNewTokens = 8
         await conversation.attach { data }
         let first = try #require(conversation.attachments.first)
@@ -207,6 +214,10 @@ private final class Scratch {
         #expect(conversation.problem?.contains("context") == true && conversation.attachments == third)
         await conversation.reset()
         #expect(conversation.attachments.isEmpty)
+        // One that is too small bounds the experts alone.
+        let bundle = try #require(session.bundle)
+        await session.open(bundle, expertBudgetBytes: bundle.leastBudgetBytes, memoryBudgetBytes: 1 << 20)
+        #expect(session.memoryBudgetBytes == nil && session.expertBudgetBytes == bundle.leastBudgetBytes)
         await session.close()
     }
 
