@@ -15,9 +15,11 @@ RECENT = 5
 """The median of the last so many passes of a width counts."""
 SETTLED = 3
 RATIO_ONE = 1 << 10
-UNKNOWN_ROW_SHIFT, UNKNOWN_ROWS = 3, 2
-"""As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and
-several rows at all as much as two."""
+UNKNOWN_ROW_EIGHTHS, LEAST_ROW_EIGHTHS = 3, 1
+"""Beyond what was measured a further row is taken to cost no less than 3/8 of a single one's pass, and 1/8 where what
+was measured is settled: a few quick passes of two rows do not make those of twelve free."""
+PRIOR_PASSES = 2
+"""What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs."""
 FADE_SHIFT = 5
 PASS_ONE = 1 << 10
 
@@ -43,7 +45,7 @@ class PassTimes:
 
     A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another
     program, heat, a longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and
-    a further row does not cost more than those before it.
+    as long as a width is not settled, a further row does not cost more than those before it.
     """
 
     def __init__(self) -> None:
@@ -57,6 +59,7 @@ class PassTimes:
         self._stall_us = 0
         self._read_bytes = 0
         self._mean_stall_us = 0
+        self._mean_read_bytes = 0
         # And over passes of several: what they waited longer, and what their further rows were expected to add.
         self._extra_stall_us = 0
         self._extra_bytes = 0
@@ -82,6 +85,7 @@ class PassTimes:
             self._stall_us += stall_us - (self._stall_us >> FADE_SHIFT)
             self._read_bytes += read_bytes - (self._read_bytes >> FADE_SHIFT)
             self._mean_stall_us = self._stall_us * PASS_ONE // max(1, self._passes)
+            self._mean_read_bytes = self._read_bytes * PASS_ONE // max(1, self._passes)
             return
         if not self.is_known:
             return
@@ -95,8 +99,8 @@ class PassTimes:
         """What a pass of ``rows`` is expected to take if its rows but the first add ``extra_bytes``."""
         us = self._one.median * self._table[rows] // RATIO_ONE + self._mean_stall_us
         if extra_bytes:
-            stall_us = max(0, self._stall_us + self._extra_stall_us)
-            us += extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
+            stall_us = max(0, PRIOR_PASSES * self._mean_stall_us + self._extra_stall_us)
+            us += extra_bytes * stall_us // max(1, PRIOR_PASSES * self._mean_read_bytes + self._extra_bytes)
         return us
 
     def least_us(self, rows: int) -> int:
@@ -107,10 +111,12 @@ class PassTimes:
         """By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds."""
         for rows in range(2, len(self._table)):
             ratio = self._measured(rows)
+            is_settled = rows in self._ratios and self._ratios[rows].is_settled
             for width, recent in self._ratios.items():
-                if width != rows and recent.is_settled:
-                    beyond = (recent.median - RATIO_ONE) * (rows - 1) // (width - 1)
-                    ratio = min(ratio, recent.median if width > rows else RATIO_ONE + beyond)
+                if width > rows and recent.is_settled:
+                    ratio = min(ratio, recent.median)
+                elif width < rows and recent.is_settled and not is_settled:
+                    ratio = min(ratio, self._beyond(rows, width))
             self._table[rows] = ratio
         self._least = list(accumulate(reversed(self._table), min))[::-1]
 
@@ -118,12 +124,18 @@ class PassTimes:
         """The ratio that was measured, or that on the line through measured neighbours."""
         if rows in self._ratios:
             return self._ratios[rows].median
-        if not self._ratios:
-            return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) >> UNKNOWN_ROW_SHIFT)
         above = min((width for width in self._ratios if width > rows), default=0)
         below = max((width for width in self._ratios if width < rows), default=1)
+        if not above:
+            return self._beyond(rows, below)
         low = self._ratios[below].median if below > 1 else RATIO_ONE
-        if above:
-            return low + (self._ratios[above].median - low) * (rows - below) // (above - below)
-        # Beyond all that was measured: the line from the single row through the last of them.
-        return low + (low - RATIO_ONE) * (rows - below) // (below - 1)
+        return low + (self._ratios[above].median - low) * (rows - below) // (above - below)
+
+    def _beyond(self, rows: int, width: int) -> int:
+        """The ratio on the line from the single row through a narrower width, where further rows cost something."""
+        if width == 1:
+            return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS // 8
+        recent = self._ratios[width]
+        least = LEAST_ROW_EIGHTHS if recent.is_settled else UNKNOWN_ROW_EIGHTHS
+        line = (recent.median - RATIO_ONE) * (rows - width) // (width - 1)
+        return recent.median + max(line, RATIO_ONE * (rows - width) * least // 8)

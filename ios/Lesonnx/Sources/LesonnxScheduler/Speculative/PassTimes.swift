@@ -23,14 +23,16 @@ private struct Recent {
 /// and what it waits for reads.
 ///
 /// A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another program, heat, a
-/// longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and a further row does not cost
-/// more than those before it. A value, owned by `Pricing`.
+/// longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and as long as a width is
+/// not settled, a further row does not cost more than those before it. A value, owned by `Pricing`.
 struct PassTimes: Sendable {
     private static let ratioOne = 1 << 10
-    // As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
-    // rows at all as much as two.
-    private static let unknownRowShift = 3
-    private static let unknownRows = 2
+    /// Beyond what was measured a further row is taken to cost no less than 3/8 of a single one's pass, and 1/8 where what was measured
+    /// is settled: a few quick passes of two rows do not make those of twelve free.
+    private static let unknownRowEighths = 3
+    private static let leastRowEighths = 1
+    /// What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs.
+    private static let priorPasses = 2
     private static let fadeShift = 5
     private static let passOne = 1 << 10
     private static let mostRows = BundleManifest.rewindableTokens
@@ -80,24 +82,28 @@ struct PassTimes: Sendable {
     /// What a pass of `rows` is expected to take if its rows but the first add `extraBytes`.
     func passUs(rows: Int, extraBytes: Int = 0) -> Int {
         let computeUs = single.median * table[rows] / Self.ratioOne
-        let waited = max(0, stallUs + extraStallUs)
+        let waited = max(0, Self.priorPasses * meanStallUs + extraStallUs)
         let (high, low) = UInt(extraBytes).multipliedFullWidth(by: UInt(waited))
-        let read = UInt(max(1, readBytes + self.extraBytes))
+        let read = UInt(max(1, Self.priorPasses * meanReadBytes + self.extraBytes))
         let extraUs = high < read ? min(read.dividingFullWidth((high, low)).quotient, UInt(Self.longestUs)) : UInt(Self.longestUs)
         return computeUs + meanStallUs + Int(extraUs)
     }
 
     /// What a pass of one row waits.
     private var meanStallUs: Int { stallUs * Self.passOne / max(1, passes) }
+    /// What a pass of one row reads.
+    private var meanReadBytes: Int { readBytes * Self.passOne / max(1, passes) }
 
     /// By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds.
     private mutating func tabulate() {
         for rows in 2...Self.mostRows {
             var ratio = measured(rows)
             for width in 2...Self.mostRows where width != rows && ratios[width].isSettled {
-                let median = ratios[width].median
-                let beyond = (median - Self.ratioOne) * (rows - 1) / (width - 1)
-                ratio = min(ratio, width > rows ? median : Self.ratioOne + beyond)
+                if width > rows {
+                    ratio = min(ratio, ratios[width].median)
+                } else if !ratios[rows].isSettled {
+                    ratio = min(ratio, beyond(rows, through: width))
+                }
             }
             table[rows] = ratio
         }
@@ -109,16 +115,23 @@ struct PassTimes: Sendable {
             return ratios[rows].median
         }
         let known = ratios.indices.filter { ratios[$0].isKnown }
-        if known.isEmpty {
-            return Self.ratioOne + ((Self.ratioOne * (rows - 1 + Self.unknownRows)) >> Self.unknownRowShift)
-        }
         let below = known.last { $0 < rows } ?? 1
-        let low = below > 1 ? ratios[below].median : Self.ratioOne
-        if let above = known.first(where: { $0 > rows }) {
-            return low + floorDivide((ratios[above].median - low) * (rows - below), by: above - below)
+        guard let above = known.first(where: { $0 > rows }) else {
+            return beyond(rows, through: below)
         }
-        // Beyond all that was measured: the line from the single row through the last of them.
-        return low + (low - Self.ratioOne) * (rows - below) / (below - 1)
+        let low = below > 1 ? ratios[below].median : Self.ratioOne
+        return low + floorDivide((ratios[above].median - low) * (rows - below), by: above - below)
+    }
+
+    /// The ratio on the line from the single row through a narrower width, where further rows cost something.
+    private func beyond(_ rows: Int, through width: Int) -> Int {
+        if width == 1 {
+            return Self.ratioOne + Self.ratioOne * (rows - 1) * Self.unknownRowEighths / 8
+        }
+        let recent = ratios[width]
+        let least = recent.isSettled ? Self.leastRowEighths : Self.unknownRowEighths
+        let line = (recent.median - Self.ratioOne) * (rows - width) / (width - 1)
+        return recent.median + max(line, Self.ratioOne * (rows - width) * least / 8)
     }
 }
 
