@@ -49,7 +49,9 @@ public struct BundleNeeds: Equatable, Sendable {
         stateBytes = manifest.stateBytes(contextTokens: tokens) + manifest.drafterCacheBytes(capacityTokens: tokens)
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
-        visionBytes = manifest.vision.map { checksums.sizeBytes(of: $0.data) + $0.workingBytes + Self.pictureBytes } ?? 0
+        visionBytes = manifest.vision.map {
+            VisionRecord.sessionBytes(weights: checksums.sizeBytes(of: $0.data)) + $0.workingBytes + Self.pictureBytes
+        } ?? 0
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }
     }
 

@@ -238,6 +238,30 @@ extension RuntimeTests {
             await model.close()
         }
 
+        @Test("a prompt begins with what has run only as far as its pictures are the same, at the same places")
+        func common() throws {
+            let test = reference.vision[2]
+            let images = try reference.pictures(test)
+            let views = try images.map { try vision.views(height: $0.height, width: $0.width) }
+            let longer = test.promptIds + [5, 6]
+            func pictures(_ images: [Picture]) throws -> PromptPictures { try PromptPictures(longer, images, views: views, vision) }
+            var history = History(positionRows: 3)
+            for range in [0..<40, 40..<test.promptIds.count] {
+                history.append(Array(longer[range]), at: history.next(range.count, of: try pictures(images)), of: try pictures(images))
+            }
+            #expect(history.common(longer, try pictures(images)) == test.promptIds.count)
+            #expect(history.common(test.promptIds, try pictures(images)) == test.promptIds.count - 1)
+            var rgb = images[1].rgb
+            rgb[0] ^= 255
+            let other = try Picture(height: images[1].height, width: images[1].width, rgb: rgb)
+            let starts = longer.indices.filter { longer[$0] == vision.tokens.imageStart }
+            #expect(history.common(longer, try pictures([images[0], other])) == starts[1] + 1)
+            // As text, the same ids lie elsewhere from the first mark on.
+            #expect(history.common(longer, nil) == starts[0])
+            history.rewind(to: starts[1] + 1)
+            #expect(history.common(longer, try pictures([images[0], other])) == starts[1] + 1)
+        }
+
         @Test("experts give way while pictures are read, and have it back")
         func memory() throws {
             let test = reference.vision[1]
