@@ -154,7 +154,9 @@ def test_greys_of_16_bits_are_scaled() -> None:
     sixteen = Image.fromarray(grey)
     for image in (sixteen, Image.fromarray(grey.astype(np.int32))):
         np.testing.assert_array_equal(open_picture(image).pixels, expected)
-    for kind in ("PNG", "TIFF", "PPM"):
+    by_hand = b"P5 64 64 65535\n" + grey.astype(">u2").tobytes()
+    np.testing.assert_array_equal(open_picture(by_hand).pixels, expected)
+    for kind in ("PNG", "TIFF"):
         np.testing.assert_array_equal(open_picture(encoded(sixteen, kind)).pixels, expected)
 
 
