@@ -27,6 +27,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Families whose configs have no model_type: by their architecture.
 UNNAMED = {"SmallThinkerForCausalLM": "smallthinker"}
+# Models that are more than a text model, by their outer model_type: the model_type that their text_config must have.
+WHOLES = {"minicpmv4_7": "qwen3_5_moe_text"}
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
     {
@@ -65,6 +67,11 @@ class Config:
         # Keys of the outer level that the nested one leaves out still hold (tie_word_embeddings, token ids).
         self.values: dict[str, Any] = {**raw, **nested} if nested else dict(raw)
         self.values.pop("text_config", None)
+        # What is outside the text model, for whoever reads the rest of the model.
+        self.outer: dict[str, Any] = raw
+        whole = raw.get("model_type")
+        if isinstance(whole, str) and whole in WHOLES:
+            self.values["model_type"] = whole
         self.read: set[str] = set()
         # The family's defaults, as transformers has them for that model_type, and those that were taken.
         self.defaults: dict[str, Any] = {}
@@ -159,6 +166,20 @@ class Config:
             for key, value in self.values.items()
             if value not in (None, False, [], {}) and key not in self.read and key not in IGNORED
         )
+
+
+def check_text_config(config: Config) -> None:
+    """CheckpointError for a text model inside a larger one that is not the one that is supported there."""
+    expected = WHOLES.get(config.model_type)
+    nested = config.outer.get("text_config") or {}
+    if expected is None or nested.get("model_type") == expected:
+        return
+    found = nested.get("model_type")
+    shown = "missing" if found is None else f"{found!r:.100}"
+    raise CheckpointError(
+        f"config.json: text_config.model_type is {shown}, only {expected!r} is supported for {config.model_type}:"
+        " lesonnx exports Mixture-of-Experts models only"
+    )
 
 
 def _is_float32(value: float) -> bool:

@@ -24,9 +24,10 @@ from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.config import Config
 from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, ExpertPrecision, MatrixPrecision, expert_bytes
-from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_parts, write_stages
+from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_stages
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, write_models
+from lesonnx_export.parts import write_parts
 from lesonnx_export.plan import ExportOptions, ExportPlan, LayerPrecision, make_plan
 from lesonnx_export.shapes import SHAPES
 from lesonnx_export.sources import read_expert
@@ -100,6 +101,14 @@ def with_low_layers(options: ExportOptions, config: dict[str, Any], low_layers: 
     return replace(options, precisions=tuple(mixed if low else plain for low in is_low))
 
 
+def changed_shape(shape: str, changes: dict[str, int]) -> dict[str, Any]:
+    """The configuration of a known shape, entries of its text model replaced."""
+    config = SHAPES[shape]
+    if "text_config" in config:
+        return config | {"text_config": config["text_config"] | changes}
+    return config | changes
+
+
 def write_synthetic(
     shape: str,
     bundle: Path,
@@ -116,11 +125,11 @@ def write_synthetic(
         raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
     if bundle.exists():
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
-    config = SHAPES[shape] | changes
+    config = changed_shape(shape, changes)
     if low_layers:
         options = with_low_layers(options, config, low_layers)
     checkpoint = SyntheticCheckpoint(config)
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = bool(Config(config).values.get("tie_word_embeddings", False))
     plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
     bundle.mkdir(parents=True)
     journal = Journal.create(bundle, "synthetic")
@@ -204,6 +213,7 @@ def synth(
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
         accelerate=accelerate,  # type: ignore[arg-type]
+        vision=False,
     )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     changes = {key: value for key, value in wanted.items() if value is not None}
