@@ -142,5 +142,11 @@ def reading_bytes(bundle: Bundle, pictures: Collection[Shown]) -> int:
     # In float32; while one picture is prepared, its crops are there twice.
     crops = sum(view.size[0] * view.size[1] * 3 * 4 for view in views)
     largest = max(view.size[0] * view.size[1] * 3 * 4 for view in views)
-    features = sum(view.num_tokens(vision) for view in views) * bundle.manifest.model.hidden_size * 4
+    features = sum(features_bytes(bundle, shown) for shown in pictures)
     return crops + features + max(pixels + largest, tower)
+
+
+def features_bytes(bundle: Bundle, shown: Shown) -> int:
+    """What a picture's features take."""
+    num_tokens = sum(view.num_tokens(record_of(bundle)) for view in shown.views)
+    return num_tokens * bundle.manifest.model.hidden_size * np.dtype(np.float32).itemsize

@@ -61,12 +61,12 @@ def open_picture(source: Source, admit: Admit = lambda height, width: None) -> P
 
     Upright, as EXIF says; colours are RGB of 8 bits, see docs/vision.md; the first frame of an animation. The source is
     left as it is. InputError in one line for what is no picture, is broken, or has more than 134 megapixels.
-    ``admit`` is called before a file is decoded, with the height and width that it states; what it raises passes.
+    ``admit`` is called before pixels are decoded or copied, with their height and width; what it raises passes.
     """
     if isinstance(source, Picture):
         return source
     if isinstance(source, np.ndarray):
-        return _finished(_of_array(source), 1, "the array")
+        return _finished(_of_array(source, admit), 1, "the array")
     if isinstance(source, bytes | bytearray | memoryview):
         name = f"a picture of {len(source)} bytes"
         if not len(source):
@@ -135,9 +135,10 @@ def _decoded(file: BinaryIO, name: str, admit: Admit) -> Picture:
     return _finished(*without_pillow.decode(file.read(), name, check), name)
 
 
-def _of_array(array: npt.NDArray[np.generic]) -> Pixels:
+def _of_array(array: npt.NDArray[np.generic], admit: Admit) -> Pixels:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(f"a picture's array is uint8 [Y, X, 3], found {array.dtype} {list(array.shape)}")
+    admit(array.shape[0], array.shape[1])
     return np.array(array, np.uint8, order="C")
 
 
