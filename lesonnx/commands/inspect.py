@@ -210,16 +210,22 @@ def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
     vision = bundle.manifest.vision
     if vision is None:
         return None
-    paths = {vision.data, *(part.path for part in vision.parts)}
     return {
         "kind": vision.kind,
         "num_parameters": vision.num_parameters,
-        "bytes": sum(bundle.file(path).stat().st_size for path in paths),
+        "bytes": vision_bytes(bundle),
         "working_bytes": vision.working_bytes,
         "scale_resolution": vision.scale_resolution,
         "max_slice_nums": vision.max_slice_nums,
         "separator": vision.texts.separator,
     }
+
+
+def vision_bytes(bundle: Bundle) -> int:
+    """Bytes of what reads pictures, graphs and weights; 0 without."""
+    vision = bundle.manifest.vision
+    paths = {vision.data, *(part.path for part in vision.parts)} if vision else set()
+    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def dense_bytes(bundle: Bundle) -> int:

@@ -5,20 +5,24 @@ Imported only where Pillow is installed.
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from lesonnx.errors import InputError
+from lesonnx.errors import InputError, LesonnxError
 
 Pixels = npt.NDArray[np.uint8]
 # Those that cameras, phones, screens and the web write. Of the others some start programs, EPS for one. HEIF and HEIC
 # are there only where a plugin has added them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF")
 _ORIENTATION = 0x0112
+_LOCK = threading.RLock()
 
 
 def is_image(source: object) -> TypeGuard[Image.Image]:
@@ -26,17 +30,14 @@ def is_image(source: object) -> TypeGuard[Image.Image]:
     return isinstance(source, Image.Image)
 
 
-def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
+def decode(file: BinaryIO, name: str, max_pixels: int, admit: Callable[[int, int], None]) -> tuple[Pixels, int]:
     """RGB [Y, X, 3] as stored, and EXIF's orientation, of the first frame in a file. InputError where it cannot be."""
     Image.init()
     formats = [each for each in FORMATS if each in Image.OPEN]
     try:
-        # Warnings are for who wrote the file or Pillow, not for who shows a picture to a model.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(file, formats=formats) as image:
-                return read(image, name, max_pixels)
-    except InputError:
+        with _quiet(), Image.open(file, formats=formats) as image:
+            return read(image, name, max_pixels, admit)
+    except LesonnxError:
         raise
     except UnidentifiedImageError:
         raise InputError(f"{name}: not a picture, expected one of {', '.join(formats)}") from None
@@ -46,19 +47,27 @@ def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
         raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
 
 
-def read(image: Image.Image, name: str, max_pixels: int) -> tuple[Pixels, int]:
+def read(image: Image.Image, name: str, max_pixels: int, admit: Callable[[int, int], None]) -> tuple[Pixels, int]:
     """`decode` of an image that is open: at the frame that it is at, which it stays at."""
     if image.width * image.height > max_pixels:
         raise _too_large(f"{name}: {image.width} x {image.height} pixels", max_pixels)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
+            admit(image.height, image.width)
             image.load()
             return _rgb(image, name), _orientation(image)
-    except InputError:
+    except LesonnxError:
         raise
     except Exception as error:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
         raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings: they are for who wrote the file, or Pillow. One thread at a time, since filters are global."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _rgb(image: Image.Image, name: str) -> Pixels:
