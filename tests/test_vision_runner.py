@@ -150,13 +150,18 @@ def test_positions_count_on_from_the_greatest_and_go_back() -> None:
     positions = Positions(3)
     positions.append(positions.next(2))
     positions.append(np.array([[2, 2, 2], [1, 9, 2], [1, 2, 7]]))
-    assert positions.next(2).tolist() == [[10, 11]] * 3
+    assert positions.next(2).tolist() == [[10, 11]]
     positions.append(positions.next(600))
-    assert positions.next(1).tolist() == [[610]] * 3
+    assert positions.next(1).tolist() == [[610]]
+    positions.append(np.array([[610], [600], [600]]))
+    assert positions.next(1).tolist() == [[611]]
+    # A picture whose places are behind what came before it.
+    positions.append(np.array([[5], [5], [5]]))
+    assert positions.next(1).tolist() == [[611]]
     positions.rewind(3)
-    assert positions.next(1).tolist() == [[3]] * 3
+    assert positions.next(1).tolist() == [[3]]
     positions.rewind(0)
-    assert positions.next(1).tolist() == [[0]] * 3
+    assert positions.next(1).tolist() == [[0]]
 
 
 def test_a_prompt_goes_on_only_as_far_as_its_pictures_are_the_same() -> None:
