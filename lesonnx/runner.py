@@ -352,7 +352,7 @@ class Runner:
         self._bind_draft_head(buffers)
 
     def _fill(self, buffers: StepBuffers, prompt: Prompt) -> NDArray[np.int64]:
-        """Put ids and positions where parts read them; gives the positions [R,T]."""
+        """Put ids and positions where parts read them; gives the positions, as `History` has them."""
         ids = np.asarray(prompt.token_ids, np.int64)
         vocab_size = self.bundle.manifest.model.vocab_size
         if ids.min() < 0 or ids.max() >= vocab_size:
@@ -361,7 +361,7 @@ class Runner:
             )
         buffers.input_ids[0] = ids
         positions = self.history.positions(prompt)
-        buffers.position_ids[...] = positions.reshape(buffers.position_ids.shape)
+        buffers.position_ids[...] = positions if buffers.position_ids.ndim == 2 else positions[:, None]
         return positions
 
     def _work(self, buffers: StepBuffers, place: int) -> LayerWork:

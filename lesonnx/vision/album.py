@@ -5,6 +5,7 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
+from lesonnx.timeline import DENSE
 from lesonnx.vision.cutting import View, views
 from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import open_picture
@@ -110,7 +112,7 @@ class Album:
                 for key in unknown:
                     features = []
                     for crop in prepared.pop(key):
-                        features.append(eyes.see(crop))
+                        features.append(self._see(eyes, crop))
                         yield
                     found[key] = np.concatenate(features)
                     self._keep(key, found[key])
@@ -124,6 +126,14 @@ class Album:
             name = shown.source if isinstance(shown.source, str | Path) else "a picture"
             raise InputError(f"{name}: has changed since it was opened")
         return eyes.crops(picture.pixels, shown.views)
+
+    def _see(self, eyes: Eyes, crop: Crop) -> Features:
+        began = time.perf_counter()
+        features = eyes.see(crop)
+        if timeline := self._runner.loader.timeline:
+            rows, columns = crop.target_size
+            timeline.span(DENSE, "vision_tower", began, time.perf_counter(), rows=rows, columns=columns)
+        return features
 
     def _keep(self, key: str, features: Features) -> None:
         """Keep features, and forget those that were used least lately."""
