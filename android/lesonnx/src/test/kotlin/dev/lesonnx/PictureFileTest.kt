@@ -14,13 +14,11 @@ import java.awt.image.BufferedImage.TYPE_BYTE_INDEXED
 import java.awt.image.BufferedImage.TYPE_USHORT_GRAY
 import java.io.ByteArrayOutputStream
 import java.nio.ByteBuffer
-import java.nio.file.Files
 import java.nio.file.Path
 import java.util.zip.CRC32
 import javax.imageio.IIOImage
 import javax.imageio.ImageIO
 import kotlin.io.path.writeBytes
-import kotlin.test.assertContentEquals
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
 import kotlin.test.assertTrue
@@ -106,15 +104,16 @@ internal class PictureFileTest {
             assertEquals(32 to 16, turned.height to turned.width)
             assertTrue(ints(turned).take(48).all { it > 240 } && ints(turned).takeLast(48).all { it < 15 })
         }
-        assertEquals(16, readPicture(file("broken.jpg", withOrientation(jpeg, 6, true, entries = 9999))).height.coerceAtMost(16))
+        // EXIF that claims more than it holds says nothing, and the picture is there all the same.
+        assertEquals(16, readPicture(file("broken.jpg", withOrientation(jpeg, 6, true, entries = 9999, tag = 0x0100))).height)
         assertEquals(16, readPicture(file("plain.jpg", jpeg)).height)
     }
 
     /** A JPEG with EXIF behind its first marker. */
-    private fun withOrientation(jpeg: ByteArray, orientation: Int, isLittle: Boolean, entries: Int = 1): ByteArray {
+    private fun withOrientation(jpeg: ByteArray, orientation: Int, isLittle: Boolean, entries: Int = 1, tag: Int = 0x0112): ByteArray {
         val order = if (isLittle) java.nio.ByteOrder.LITTLE_ENDIAN else java.nio.ByteOrder.BIG_ENDIAN
         val tiff = ByteBuffer.allocate(26).order(order).put((if (isLittle) "II" else "MM").toByteArray()).putShort(42).putInt(8)
-            .putShort(entries.toShort()).putShort(0x0112).putShort(3).putInt(1).putShort(orientation.toShort()).putShort(0).array()
+            .putShort(entries.toShort()).putShort(tag.toShort()).putShort(3).putInt(1).putShort(orientation.toShort()).putShort(0).array()
         val content = "Exif\u0000\u0000".toByteArray(Charsets.ISO_8859_1) + tiff
         val segment = byteArrayOf(0xFF.toByte(), 0xE1.toByte(), 0, (content.size + 2).toByte()) + content
         return jpeg.copyOf(2) + segment + jpeg.copyOfRange(2, jpeg.size)
@@ -138,9 +137,8 @@ internal class PictureFileTest {
             ByteBuffer.wrap(data).putInt(16, 100_000).putInt(20, 100_000).putInt(29, CRC32().apply { update(data, 12, 17) }.value.toInt())
         }
         assertTrue("100000 x 100000 pixels: too large, expected at most 134 megapixels" in said(file("large.png", large)))
-        val outside = IntArray(drawing.size / 211) { it * 211 }
-        for (place in outside.drop(1)) {
-            // Whatever is broken, it is a picture or one line.
+        // Whatever is broken, it is a picture or one line.
+        for (place in 40 until drawing.size step drawing.size / 24) {
             val changed = drawing.copyOf().also { it[place] = (it[place] + 77).toByte() }
             try {
                 readPicture(file("changed.png", changed))
@@ -148,13 +146,5 @@ internal class PictureFileTest {
                 assertTrue('\n' !in error.message!!)
             }
         }
-    }
-
-    @Test
-    fun `the checkpoint's pictures are read`() {
-        val folder = TestData.data.resolve("checkpoints/minicpmv4_7_moe/images")
-        val sizes = Files.newDirectoryStream(folder).use { files -> files.associate { path -> path.fileName.toString() to readPicture(path).let { it.height to it.width } } }
-        assertEquals(setOf("small.png", "tall.png", "wide.png"), sizes.keys)
-        assertContentEquals(readPicture(folder.resolve("wide.png")).pixels, readPicture(folder.resolve("wide.png")).pixels)
     }
 }

@@ -108,7 +108,7 @@ class PictureScreenTest : ScreenTest() {
         waitFor("the picture cannot be read: Unknown URI : content://media/external/images/gone")
         val large = ByteArrayOutputStream()
         val small = BitmapFactory.decodeFile(Fixtures.wide.path)
-        Bitmap.createScaledBitmap(small, 3000, 2000, true).compress(Bitmap.CompressFormat.JPEG, 80, large)
+        Bitmap.createScaledBitmap(small, 2400, 1800, true).compress(Bitmap.CompressFormat.JPEG, 80, large)
         pick(large.toByteArray(), "4")
         val picked = models.chat.state.value.pictures.single()
         assertTrue("${picked.width} x ${picked.height}", picked.width * picked.height in 3_900_000..4_000_000)

@@ -105,13 +105,15 @@ private fun narrowed(value: Int): Int = (value - (value shr 8) + 128) shr 8
 internal fun upright(picture: Picture, orientation: Int): Picture {
     if (orientation !in 2..8) return picture
     val isTransposed = orientation >= 5
+    val isFlipped = orientation in setOf(3, 4, 7, 8)
+    val isMirrored = orientation in setOf(2, 3, 6, 7)
     val height = if (isTransposed) picture.width else picture.height
     val width = if (isTransposed) picture.height else picture.width
     val pixels = ByteArray(picture.pixels.size)
     for (y in 0 until height) {
         for (x in 0 until width) {
-            val row = if (orientation in setOf(3, 4, 7, 8)) height - 1 - y else y
-            val column = if (orientation in setOf(2, 3, 6, 7)) width - 1 - x else x
+            val row = if (isFlipped) height - 1 - y else y
+            val column = if (isMirrored) width - 1 - x else x
             val from = if (isTransposed) column * picture.width + row else row * picture.width + column
             picture.pixels.copyInto(pixels, Picture.CHANNELS * (y * width + x), Picture.CHANNELS * from, Picture.CHANNELS * (from + 1))
         }

@@ -98,8 +98,9 @@ class ChatModel(
             } catch (error: LesonnxError) {
                 end { it.copy(text = it.text, note = error.message, isError = true) }
             } finally {
-                // Where it was stopped, nothing has ended it yet.
+                // Where it was stopped, nothing has ended it yet. Only now may the next one begin: this would end that one.
                 end { if (it.isGrowing) it.copy(note = "Stopped") else it }
+                mutableState.update { it.copy(isGenerating = false) }
             }
         }
         return true
@@ -144,7 +145,7 @@ class ChatModel(
     }
 
     private fun end(change: (Message) -> Message) = mutableState.update { state ->
-        state.withLast { change(it).copy(isGrowing = false) }.copy(isGenerating = false)
+        state.withLast { change(it).copy(isGrowing = false) }
     }
 
     private fun ChatState.withLast(change: (Message) -> Message): ChatState =

@@ -2,6 +2,7 @@ package dev.lesonnx.app.model
 
 import dev.lesonnx.Bundle
 import dev.lesonnx.GenerationOptions
+import dev.lesonnx.InputError
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.Model
 import dev.lesonnx.app.Fixtures
@@ -9,6 +10,7 @@ import dev.lesonnx.store.BundleStore
 import dev.lesonnx.store.Device
 import dev.lesonnx.store.DirectorySource
 import dev.lesonnx.store.Fit
+import dev.lesonnx.vision.Picture
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.cancelChildren
@@ -115,6 +117,47 @@ class ModelsTest {
         assertTrue(assertNotNull(answer.note).startsWith("20 tokens, "), answer.note)
         // The first token is the prefill's.
         assertEquals(19, telemetry.state.value.samples.size)
+    }
+
+    @Test
+    fun `pictures are held until they are sent, and a question that was refused does not spoil the conversation`() = test {
+        Fixtures.copyPictured(File(folder.root, "bundles/pictured"))
+        host.load("pictured", Bundle(folder.root.toPath().resolve("bundles/pictured")), LoadOptions())
+        assertNull((host.state.value as HostState.Ready).whyNoPictures)
+        val chat = ChatModel(host, telemetry, this, GenerationOptions(maxNewTokens = 8, ignoreEos = true))
+        suspend fun attach(picture: Picture) {
+            chat.attach { picture }
+            assertTrue(!chat.send("While it is opened"))
+            chat.state.first { !it.isAttaching }
+        }
+        suspend fun ask(text: String): Message {
+            assertTrue(chat.send(text))
+            return chat.state.first { !it.isGenerating }.messages.last()
+        }
+        val square = Picture(60, 60, ByteArray(3 * 60 * 60) { 9 })
+        val strip = Picture(1, 9000, ByteArray(27000))
+        assertTrue(!chat.send(" "))
+        chat.attach { throw InputError("it is gone") }
+        assertEquals("it is gone", chat.state.first { !it.isAttaching }.problem)
+        attach(strip)
+        attach(square)
+        assertEquals(listOf(strip, square), chat.state.value.pictures)
+        assertNull(chat.state.value.problem)
+        val refused = ask("What is it?")
+        assertTrue(refused.isError && "too narrow" in refused.note.orEmpty(), refused.note)
+        attach(square)
+        chat.remove(square)
+        assertTrue(chat.state.value.pictures.isEmpty())
+        attach(square)
+        // A picture alone is a question, and the refused one is not asked again.
+        ask("").let { assertTrue("pictures read in" in it.note.orEmpty(), it.note) }
+        ask("And now?").let { assertTrue(!it.isError, it.note) }
+        // A bundle without eyes goes on with the texts.
+        host.load("sample", Bundle(Fixtures.copySample(File(folder.root, "bundles/sample"), hasChat = true).toPath()), LoadOptions())
+        assertEquals("this bundle has no eyes: it takes no pictures", (host.state.value as HostState.Ready).whyNoPictures)
+        assertTrue(!ask("And without?").isError)
+        attach(square)
+        ask("What is it?").let { assertTrue("no eyes" in it.note.orEmpty(), "$it") }
     }
 
     @Test
