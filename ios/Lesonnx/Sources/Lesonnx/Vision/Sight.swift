@@ -99,6 +99,13 @@ final class Sight {
         waiting = []
     }
 
+    /// Whoever asked wants no more, or reading failed: the eyes close, and the experts have their memory back.
+    func stop(_ runner: Runner) {
+        leave()
+        // What they had before reading fits again.
+        try? rest(runner)
+    }
+
     /// The experts have back what reading took, but for what stays: features, and pixels, which whoever asked may hold on to.
     private func rest(_ runner: Runner) throws { try runner.make(room: featureBytes + pixelBytes, for: "pictures") }
 }
