@@ -195,7 +195,7 @@ public actor Model {
             }
             return try generator?.next(runner, speculator)
         } catch {
-            if let runner, let sight, sight.isOpen, number == numGenerations {
+            if let runner, let sight, sight.isReading, number == numGenerations {
                 sight.stop(runner)
             }
             throw error

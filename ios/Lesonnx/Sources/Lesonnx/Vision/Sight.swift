@@ -23,6 +23,8 @@ final class Sight {
     /// Whether eyes are open, and how many crops they have read in all.
     var isOpen: Bool { eyes != nil }
     private(set) var numCrops = 0
+    /// Whether pictures are still to be read.
+    var isReading: Bool { !waiting.isEmpty }
 
     /// What stays known, in bytes.
     var featureBytes: Int { features.values.reduce(0) { $0 + $1.byteCount } }
