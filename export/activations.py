@@ -209,7 +209,10 @@ class _OpenPart:
         """Run on the inputs that the part takes of those given; states are zeros and go."""
         num_rows = next(iter(given.values())).shape[1]
         known = dict(given)
-        known[POSITION_IDS] = np.arange(num_rows, dtype=np.int64)[None]
+        # Text alone: where a token has three positions, they are alike.
+        shapes = {value.name: value.shape[:-1] for value in self.part.inputs}
+        rows = np.arange(num_rows, dtype=np.int64)
+        known[POSITION_IDS] = np.broadcast_to(rows, (*map(int, shapes.get(POSITION_IDS, ())), num_rows))
         known[PAST_LENGTH] = np.array([num_rows - 1], np.int32)
         known[TOTAL_LENGTH] = np.array(num_rows, np.int32)
         bound = dict(outputs)

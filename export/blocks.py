@@ -237,10 +237,7 @@ class Step:
         """Cosines and sines [1,T,r/2] of the positions, computed once a part."""
         if rope.key not in self._rotary:
             graph = self.graph
-            positions = graph.op("Cast", graph.input(POSITION_IDS, "int64", [1, "T"]), to=1)
-            angles = graph.op(
-                "Mul", graph.op("Unsqueeze", positions, graph.constant([-1], "int64")), self._frequencies(rope)
-            )
+            angles = graph.op("Mul", self._positions(rope), self._frequencies(rope))
             cosines, sines = graph.op("Cos", angles), graph.op("Sin", angles)
             if (rope.attention_factor, rope.long_attention_factor) != (1, 1):
                 factor = graph.constant(rope.attention_factor)
@@ -249,6 +246,16 @@ class Step:
                 cosines, sines = graph.op("Mul", cosines, factor), graph.op("Mul", sines, factor)
             self._rotary[rope.key] = (cosines, sines)
         return self._rotary[rope.key]
+
+    def _positions(self, rope: Rope) -> str:
+        """Positions [1,T,1], or [1,T,r/2] where a token has three of which each frequency takes one; float32."""
+        graph = self.graph
+        if rope.axes is None:
+            positions = graph.op("Cast", graph.input(POSITION_IDS, "int64", [1, "T"]), to=1)
+            return graph.op("Unsqueeze", positions, graph.constant([-1], "int64"))
+        positions = graph.op("Cast", graph.input(POSITION_IDS, "int64", [3, 1, "T"]), to=1)
+        chosen = graph.op("Gather", positions, graph.constant(rope.axes, "int64"), axis=0)
+        return graph.op("Transpose", chosen, perm=[1, 2, 0])
 
     def _frequencies(self, rope: Rope) -> str:
         """Inverse frequencies [r/2]; of kinds that depend on it, at the sequence's length with this step."""

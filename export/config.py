@@ -27,6 +27,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Families whose configs have no model_type: by their architecture.
 UNNAMED = {"SmallThinkerForCausalLM": "smallthinker"}
+# Models that are more than a text model, by their outer model_type: the model_type that their text_config must have.
+WHOLES = {"minicpmv4_7": "qwen3_5_moe_text"}
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
     {
@@ -65,6 +67,12 @@ class Config:
         # Keys of the outer level that the nested one leaves out still hold (tie_word_embeddings, token ids).
         self.values: dict[str, Any] = {**raw, **nested} if nested else dict(raw)
         self.values.pop("text_config", None)
+        # What is outside the text model, for whoever reads the rest of the model.
+        self.outer: dict[str, Any] = raw
+        whole = raw.get("model_type")
+        if isinstance(whole, str) and whole in WHOLES:
+            _check_text_config(whole, nested)
+            self.values["model_type"] = whole
         self.read: set[str] = set()
         # The family's defaults, as transformers has them for that model_type, and those that were taken.
         self.defaults: dict[str, Any] = {}
@@ -158,6 +166,17 @@ class Config:
             key
             for key, value in self.values.items()
             if value not in (None, False, [], {}) and key not in self.read and key not in IGNORED
+        )
+
+
+def _check_text_config(whole: str, nested: dict[str, Any] | None) -> None:
+    """CheckpointError for a text model inside a larger one that is not the one that is supported there."""
+    found, expected = (nested or {}).get("model_type"), WHOLES[whole]
+    if found != expected:
+        shown = "missing" if found is None else f"{found!r:.100}"
+        raise CheckpointError(
+            f"config.json: text_config.model_type is {shown}, only {expected!r} is supported for {whole}:"
+            " lesonnx exports Mixture-of-Experts models only"
         )
 
 

@@ -178,6 +178,10 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         states += built.states
     twin_store = TwinStore(None)
     if twins := options.twins(architecture.max_position_embeddings):
+        if architecture.rope.axes is not None:
+            raise InputError(
+                f"--accelerate dense: twins take one position a token, {architecture.model_type} has three"
+            )
         TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class Rope:
     ``attention_factor``. Two kinds change with L, the tokens of the sequence, once it exceeds
     ``original_max_position_embeddings``: *longrope* takes the long ones; *dynamic* multiplies
     frequency i by ``(factor * L / original - factor + 1) ** (-2 i / (r - 2))``, with ``dynamic_factor`` as factor.
+
+    ``axes`` [r/2], where tokens have three positions (time, height, width): which of them each frequency turns by.
     """
 
     inverse_frequencies: Float32
@@ -35,6 +37,7 @@ class Rope:
     dynamic_factor: float | None = None
     long_inverse_frequencies: Float32 | None = None
     long_attention_factor: float = 1.0
+    axes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for frequencies in (self.inverse_frequencies, self.long_inverse_frequencies):
@@ -51,7 +54,7 @@ class Rope:
         """What distinguishes it from other rotary positions of the model."""
         long = b"" if self.long_inverse_frequencies is None else self.long_inverse_frequencies.tobytes()
         original = self.original_max_position_embeddings
-        facts = (self.attention_factor, self.long_attention_factor, original, self.dynamic_factor)
+        facts = (self.attention_factor, self.long_attention_factor, original, self.dynamic_factor, self.axes)
         return self.inverse_frequencies.tobytes() + long + repr(facts).encode()
 
 
@@ -120,6 +123,37 @@ def make_rope(
     if rope_type == "llama3":
         return Rope(_llama3(plain, parameters, original))
     return _yarn(config, parameters, theta, rotary_dim, original)
+
+
+def on_three_axes(config: Config, rope: Rope, default_section: tuple[int, int, int]) -> Rope:
+    """The same rotary positions for tokens of three positions, by ``mrope_section`` [a, b, c], interleaved.
+
+    Frequency i turns by height where i % 3 is 1 and i < 3 b, by width where i % 3 is 2 and i < 3 c, else by time.
+    """
+    parameters = rope_parameters(config)
+    count = len(rope.inverse_frequencies)
+    if parameters.get("mrope_interleaved", True) is not True:
+        raise CheckpointError(
+            f"config.json: mrope_interleaved is {parameters['mrope_interleaved']!r:.100}, only true is supported"
+        )
+    section = parameters.get("mrope_section")
+    if section is None:
+        section = list(default_section)
+    elif not _is_section(section, count):
+        raise CheckpointError(
+            f"config.json: mrope_section must be three whole numbers that add up to {count}, found {section!r:.100}"
+        )
+    ends = {axis: 3 * section[axis] for axis in (1, 2)}
+    return replace(rope, axes=tuple(i % 3 if i % 3 and i < ends[i % 3] else 0 for i in range(count)))
+
+
+def _is_section(section: object, count: int) -> bool:
+    return (
+        isinstance(section, list)
+        and len(section) == 3
+        and all(type(size) is int and size >= 0 for size in section)
+        and sum(section) == count
+    )
 
 
 def inverse_frequencies(theta: float, rotary_dim: int) -> Float32:

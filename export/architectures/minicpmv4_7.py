@@ -1,0 +1,33 @@
+"""MiniCPM-V 4.7's text half: Qwen3.5-MoE's language model, on positions of time, height and width.
+
+Its eyes, the vision tower and the merger behind it, are no part of the decoder.
+"""
+
+from __future__ import annotations
+
+from lesonnx_export.architectures import qwen3_5_moe_text
+from lesonnx_export.config import Config
+from lesonnx_export.rope import Rope, on_three_axes
+
+# What transformers takes where mrope_section is left out.
+DEFAULT_SECTION = (11, 11, 10)
+# Keys of the whole model's configuration that are about pictures.
+OF_PICTURES = (
+    *("downsample_mode", "image_size", "insert_layer_id", "merge_kernel_size", "merger_times", "patch_size"),
+    *("image_token_id", "image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id"),
+    *("video_token_id", "tie_word_embeddings"),
+)
+
+
+class Architecture(qwen3_5_moe_text.Architecture):
+    skipped = qwen3_5_moe_text.Architecture.skipped | {
+        r"(model\.)?(vision_tower|merger)\..*": "vision tower and merger, left out",
+    }
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        for key in OF_PICTURES:
+            config.raw(key, None)
+
+    def _rope(self) -> Rope:
+        return on_three_axes(self.config, super()._rope(), DEFAULT_SECTION)
