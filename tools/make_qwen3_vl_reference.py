@@ -9,13 +9,14 @@ layers that features are added behind:
 
     caseK_text, caseK_images        the prompt, one <|image_pad|> a picture; file names under images/
     caseK_input_ids                 [L], after expansion
-    caseK_pixel_values              [N, 3 * 2 * P * P]: patches in blocks of 2 x 2, each channel twice in time
+    caseK_pixel_values              [1, 3, P, N*P]: packed patches of every picture, row by row, as bundles take them
     caseK_target_sizes              [pictures, 2]: rows and columns of patches
     caseK_position_ids              [3, L]; caseK_rope_delta their maximum + 1 - L
     caseK_image_features            [T, H], and caseK_deepstack_features [D, T, H]
     caseK_logits, caseK_greedy_ids  [L, V]; [24], greedy, no stop token
 
-Pictures are resized by Pillow, as transformers does where torchvision is not installed.
+Pictures are resized by Pillow, as transformers does where torchvision is not installed. Its patches come in blocks of
+2 x 2, and twice, as of a film of two alike frames; here they are in rows, once.
 """
 
 from __future__ import annotations
@@ -103,6 +104,20 @@ def make_picture(path: Path, height: int, width: int, generator: np.random.Gener
     Image.fromarray(pixels.astype(np.uint8)).save(path, optimize=True)
 
 
+def pack(pixels: np.ndarray, grids: np.ndarray, patch: int = 8) -> np.ndarray:
+    """transformers' patches [N, 3*2*P*P], in blocks of 2 x 2 and of two frames, as [1, 3, P, N*P], row by row."""
+    packed, start = [], 0
+    for _, rows, columns in grids:
+        stop = start + rows * columns
+        blocks = pixels[start:stop].reshape(rows // 2, columns // 2, 2, 2, 3, 2, patch, patch)
+        if not np.array_equal(blocks[..., 0, :, :], blocks[..., 1, :, :]):
+            raise SystemExit("a picture's two frames differ")
+        once = blocks[..., 0, :, :].transpose(4, 5, 0, 2, 1, 3, 6)
+        packed.append(once.reshape(1, 3, patch, -1))
+        start = stop
+    return np.concatenate(packed, axis=-1)
+
+
 @torch.no_grad()
 def make_case(
     model: Qwen3VLMoeForConditionalGeneration, tokenizer: Tokenizer, pictures: list[Image.Image], text: str
@@ -141,7 +156,8 @@ def make_case(
     for _ in range(NEW):
         greedy.append(int(run(greedy, len(ids))[0][-1].argmax()))
     return {
-        "input_ids": np.array(ids), "pixel_values": pixels.numpy(), "target_sizes": grids[:, 1:].numpy(),
+        "input_ids": np.array(ids), "pixel_values": pack(pixels.numpy(), grids.numpy()),
+        "target_sizes": grids[:, 1:].numpy(),
         "position_ids": positions.numpy(), "rope_delta": delta.numpy(), "image_features": features.numpy(),
         "deepstack_features": torch.stack(deep).numpy(), "logits": logits.numpy(),
         "greedy_ids": np.array(greedy[len(ids) :]),
