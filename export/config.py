@@ -71,7 +71,6 @@ class Config:
         self.outer: dict[str, Any] = raw
         whole = raw.get("model_type")
         if isinstance(whole, str) and whole in WHOLES:
-            _check_text_config(whole, nested)
             self.values["model_type"] = whole
         self.read: set[str] = set()
         # The family's defaults, as transformers has them for that model_type, and those that were taken.
@@ -169,15 +168,18 @@ class Config:
         )
 
 
-def _check_text_config(whole: str, nested: dict[str, Any] | None) -> None:
+def check_text_config(config: Config) -> None:
     """CheckpointError for a text model inside a larger one that is not the one that is supported there."""
-    found, expected = (nested or {}).get("model_type"), WHOLES[whole]
-    if found != expected:
-        shown = "missing" if found is None else f"{found!r:.100}"
-        raise CheckpointError(
-            f"config.json: text_config.model_type is {shown}, only {expected!r} is supported for {whole}:"
-            " lesonnx exports Mixture-of-Experts models only"
-        )
+    expected = WHOLES.get(config.model_type)
+    nested = config.outer.get("text_config") or {}
+    if expected is None or nested.get("model_type") == expected:
+        return
+    found = nested.get("model_type")
+    shown = "missing" if found is None else f"{found!r:.100}"
+    raise CheckpointError(
+        f"config.json: text_config.model_type is {shown}, only {expected!r} is supported for {config.model_type}:"
+        " lesonnx exports Mixture-of-Experts models only"
+    )
 
 
 def _is_float32(value: float) -> bool:

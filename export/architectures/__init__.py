@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 from lesonnx_export.architectures.base import Decoder
-from lesonnx_export.config import Config, unknown_family
+from lesonnx_export.config import Config, check_text_config, unknown_family
 from lesonnx_export.prequantized import check_quantization
 
 
@@ -20,6 +20,7 @@ def make_decoder(config: Config) -> Decoder:
     names = supported()
     if config.model_type not in names:
         raise unknown_family(config.model_type, names)
+    check_text_config(config)
     module = importlib.import_module(f"{__name__}.{config.model_type}")
     check_quantization(config, module.Architecture.quantization_methods)
     decoder: Decoder = module.Architecture(config)
