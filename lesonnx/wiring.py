@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from lesonnx.vision_wiring import deepstack_name
+
 if TYPE_CHECKING:
     from lesonnx.manifest import Manifest, Part, Replay, State, Value
 
@@ -123,7 +125,9 @@ def _known_values(manifest: Manifest) -> dict[str, tuple[str, list[int | str]]]:
     hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
     residual = _residual(manifest)
     weights: list[int | str] = ["T", slots]
+    levels = manifest.vision.deepstack_layers if manifest.vision else 0
     return {
+        **{deepstack_name(layer_idx): ("float32", [1, "T", hidden]) for layer_idx in range(levels)},
         "input_ids": ("int64", [1, "T"]),
         "position_ids": ("int64", [1, "T"] if manifest.position_rows == 1 else [3, 1, "T"]),
         "seqlens_k": ("int32", [1]),
