@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lesonnx_export.architectures import qwen3_moe
-from lesonnx_export.architectures.base import ExpertTensors
 from lesonnx_export.checkpoint import Float32, Weights
 from lesonnx_export.config import Config
+from lesonnx_export.expert import ExpertTensors
 from lesonnx_export.rope import Rope, on_three_axes
 
 # What transformers takes where mrope_section is left out.

@@ -65,22 +65,28 @@ class TowerConfig:
             raise CheckpointError(f"config.json: vision_config: rope_type {rope['rope_type']!r:.100} is not supported")
         hidden, heads = config.integer("hidden_size", 1152), config.integer("num_heads", 16)
         if hidden % (4 * heads):
-            raise CheckpointError(f"config.json: vision_config: hidden_size {hidden} is no multiple of 4 x {heads} heads")
+            raise CheckpointError(
+                f"config.json: vision_config: hidden_size {hidden} is no multiple of 4 x {heads} heads"
+            )
         positions, layers = config.integer("num_position_embeddings", 2304), config.integer("depth", 27)
         if int(positions**0.5) ** 2 != positions:
             raise CheckpointError(
                 f"config.json: vision_config: num_position_embeddings is {positions}, expected a square number"
             )
         behind = config.raw("deepstack_visual_indexes", [8, 16, 24])
-        if not isinstance(behind, list) or not all(type(idx) is int and 0 <= idx < layers for idx in behind):
+        if (
+            not isinstance(behind, list)
+            or not all(type(idx) is int and 0 <= idx < layers for idx in behind)
+            or behind != sorted(set(behind))
+        ):
             raise CheckpointError(
-                f"config.json: vision_config: deepstack_visual_indexes must be a list of its layers, found {behind!r:.100}"
+                "config.json: vision_config: deepstack_visual_indexes must be numbers of its layers, ascending,"
+                f" found {behind!r:.100}"
             )
-        if behind != sorted(set(behind)):
-            raise CheckpointError(f"config.json: vision_config: deepstack_visual_indexes must ascend, found {behind}")
         if len(behind) > num_text_layers:
             raise CheckpointError(
-                f"config.json: vision_config: {len(behind)} deepstack_visual_indexes for {num_text_layers} layers of text"
+                f"config.json: vision_config: {len(behind)} deepstack_visual_indexes, expected at most"
+                f" {num_text_layers}, the layers of text"
             )
         return cls(
             hidden_size=hidden,
@@ -104,20 +110,20 @@ def build_tower(config: TowerConfig, weights: Weights, store: DenseStore, precis
     height, width = graph.ops(
         "Split", 2, graph.input("target_size", "int64", [2]), graph.constant([1, 1], "int64"), axis=0
     )
-    halves = [graph.op("Div", count, graph.constant([MERGE], "int64")) for count in (height, width)]
+    half_height, half_width = (graph.op("Div", side, graph.constant([MERGE], "int64")) for side in (height, width))
 
     x = _embed(step, config, pixels, height, width)
     angles = _angles(step, config, x, height, width)
-    deepstack = []
+    deepstack: list[str] = []
     for layer_idx in range(config.num_hidden_layers):
         x = _layer(step, config, f"{VISUAL}blocks.{layer_idx}.", x, angles)
         if layer_idx in config.deepstack_layers:
             name = f"{VISUAL}deepstack_merger_list.{len(deepstack)}."
-            wide = graph.op("Reshape", transformer.neighbours(step, x, *halves, size), _rows(step, 4 * size))
+            wide = _side_by_side(step, x, half_height, half_width, size)
             wide = transformer.layer_norm(step, wide, f"{name}norm", 4 * size, EPS)
             deepstack.append(_merged(step, config, name, wide))
     x = transformer.layer_norm(step, x, f"{VISUAL}merger.norm", size, EPS)
-    wide = graph.op("Reshape", transformer.neighbours(step, x, *halves, size), _rows(step, 4 * size))
+    wide = _side_by_side(step, x, half_height, half_width, size)
     shape: list[int | str] = ["I", config.text_hidden_size]
     graph.output(_merged(step, config, f"{VISUAL}merger.", wide), "image_features", "float32", shape)
     for level, features in enumerate(deepstack):
@@ -127,8 +133,10 @@ def build_tower(config: TowerConfig, weights: Weights, store: DenseStore, precis
     return BuiltPart(part, [], graph.model())
 
 
-def _rows(step: Step, size: int) -> str:
-    return transformer.shape_of(step, -1, size)
+def _side_by_side(step: Step, x: str, height: str, width: str, size: int) -> str:
+    """2 x 2 neighbours as one row: [C,4*h*w,size] -> [C*h*w,4*size]."""
+    windows = transformer.neighbours(step, x, height, width, size)
+    return step.graph.op("Reshape", windows, transformer.shape_of(step, -1, 4 * size))
 
 
 def _embed(step: Step, config: TowerConfig, pixels: str, height: str, width: str) -> str:
