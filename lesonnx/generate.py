@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lesonnx.errors import ContextError, InputError
+from lesonnx.prompt import Features, Prompt
 from lesonnx.runner import Runner
 from lesonnx.sampling import Sampler, SamplingOptions
 from lesonnx.speculative.speculator import DraftCounts, Speculator
@@ -19,6 +21,8 @@ from lesonnx.tokenizer import StopChecker, StreamDecoder, Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 256
 FinishReason = Literal["eos", "stop", "length"]
+# Puts the features of pictures, by key, into a dict, crop by crop.
+Look = Callable[[list[str], dict[str, Features]], Generator[None]]
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,17 @@ class Token:
 
 @dataclass
 class GenerationReport:
-    """How a generation went; complete once it has ended. ``drafts`` is None where nothing could be drafted."""
+    """How a generation went; complete once it has ended. ``drafts`` is None where nothing could be drafted.
+
+    ``pictures`` and ``image_tokens`` are those of the prompt, whether they had to be read or were known; ``vision_ms`` is
+    what reading them took.
+    """
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    pictures: int = 0
+    image_tokens: int = 0
+    vision_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prefill_ms: float = 0.0
@@ -83,13 +94,14 @@ def token_limit(prompt_tokens: int, options: GenerationOptions, max_tokens: int)
 
 def generate(
     runner: Runner,
-    prompt_ids: Sequence[int],
+    tokens: Sequence[int] | Prompt,
     options: GenerationOptions,
     report: GenerationReport,
     tokenizer: Tokenizer | None = None,
     *,
     reuse: bool = False,
     speculator: Speculator | None = None,
+    look: Look | None = None,
 ) -> Iterator[Token]:
     """Generate from a prompt. Without a tokenizer, texts are empty. Close the iterator to stop early.
 
@@ -97,20 +109,23 @@ def generate(
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
+    ``look`` reads the pictures of a prompt that has some, see `Album.look`; after each crop comes an empty token without
+    id, so that one can stop there.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
     model = runner.bundle.manifest.model
-    check_prompt(prompt_ids, model.vocab_size)
-    limit = token_limit(len(prompt_ids), options, runner.states.max_tokens)
+    prompt = Prompt.of(tokens)
+    check_prompt(prompt.token_ids, model.vocab_size)
+    limit = token_limit(len(prompt), options, runner.states.max_tokens)
     sampler = Sampler(options.sampling)
-    sampler.accept_all(prompt_ids)
+    sampler.accept_all(prompt.token_ids)
     decoder = StreamDecoder(tokenizer) if tokenizer else None
     stop = StopChecker(options.stop)
     if options.stop and tokenizer is None:
         raise InputError("stop strings need a tokenizer, which this bundle lacks")
     eos = frozenset() if options.ignore_eos else frozenset(model.eos_token_ids)
-    report.prompt_tokens = len(prompt_ids)
-    return _steps(runner, prompt_ids, limit, sampler, decoder, stop, eos, report, reuse, speculator)
+    report.prompt_tokens, report.image_tokens = len(prompt), len(prompt.image_rows)
+    return _steps(runner, prompt, limit, sampler, decoder, stop, eos, report, reuse, speculator, look)
 
 
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
@@ -124,7 +139,7 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
 
 def _steps(
     runner: Runner,
-    prompt_ids: Sequence[int],
+    prompt: Prompt,
     limit: int,
     sampler: Sampler,
     decoder: StreamDecoder | None,
@@ -133,19 +148,29 @@ def _steps(
     report: GenerationReport,
     reuse: bool,
     speculator: Speculator | None,
+    look: Look | None,
 ) -> Iterator[Token]:
-    """The generator itself: prefill, then a step at a time, which gives a token, or several where drafts are right."""
-    # 1. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
+    """The generator itself: pictures, prefill, then a step at a time, which gives a token, or several where drafts are right."""
+    # 1. Pictures that the sequence does not begin with. Until they are read, nothing of it is touched.
     runner.owner = report
-    report.reused_tokens = runner.common_tokens(prompt_ids) if reuse else 0
+    report.reused_tokens = runner.common_tokens(prompt) if reuse else 0
+    if look is not None and (keys := prompt.keys_from(report.reused_tokens)):
+        features: dict[str, Features] = {}
+        with closing(look(keys, features)) as crops:
+            while _next_crop(crops, report):
+                yield Token(None, "")
+                _check_owner(runner, report)
+        prompt = prompt.with_features(features)
+
+    # 2. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
     runner.rewind(report.reused_tokens)
     if speculator is not None:
-        report.drafts = speculator.begin(prompt_ids, report.reused_tokens, sampler)
+        report.drafts = speculator.begin(prompt.token_ids, report.reused_tokens, sampler)
     began = time.perf_counter()
-    logits = runner.prefill(prompt_ids[report.reused_tokens :])
+    logits = runner.prefill(prompt.part(report.reused_tokens))
     report.prefill_ms = (time.perf_counter() - began) * 1e3
 
-    # 2. Token by token, until the end-of-sequence token, a stop string or the limit. What the caller does between two
+    # 3. Token by token, until the end-of-sequence token, a stop string or the limit. What the caller does between two
     #    tokens is not counted.
     began = time.perf_counter()
     coming = deque([sampler.sample(logits)])
@@ -166,8 +191,7 @@ def _steps(
             if len(report.token_ids) == limit:
                 report.finish_reason = "length"
                 break
-            if runner.owner is not report:
-                raise InputError("this generation is over: another one has begun on the same model since")
+            _check_owner(runner, report)
             if not coming:
                 began = time.perf_counter()
                 most = limit - len(report.token_ids)
@@ -176,11 +200,28 @@ def _steps(
     finally:
         # The last token has not run, as without drafts; what was drafted behind it has.
         if runner.owner is report:
-            runner.rewind(min(runner.num_tokens, len(prompt_ids) + len(report.token_ids) - 1))
+            runner.rewind(min(runner.num_tokens, len(prompt) + len(report.token_ids) - 1))
 
-    # 3. What was held back: half a character, or the beginning of a stop string.
+    # 4. What was held back: half a character, or the beginning of a stop string.
     if decoder and (text := stop.push(decoder.flush()) + stop.flush()):
         yield Token(None, text)
+
+
+def _next_crop(crops: Iterator[None], report: GenerationReport) -> bool:
+    """Read one more crop; False where there is none. What the caller does between two is not counted."""
+    began = time.perf_counter()
+    try:
+        next(crops)
+    except StopIteration:
+        return False
+    finally:
+        report.vision_ms += (time.perf_counter() - began) * 1e3
+    return True
+
+
+def _check_owner(runner: Runner, report: GenerationReport) -> None:
+    if runner.owner is not report:
+        raise InputError("this generation is over: another one has begun on the same model since")
 
 
 def _next_tokens(

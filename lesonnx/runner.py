@@ -6,8 +6,8 @@ It knows parts, states and the schedule's interface; it samples nothing and deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,10 +18,13 @@ from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
 from lesonnx.drafter_wiring import layer_output_name
 from lesonnx.engines import LayerWork
-from lesonnx.errors import BudgetError, ContextError, InputError
+from lesonnx.errors import ContextError, InputError
+from lesonnx.expert_share import ExpertShare
 from lesonnx.governor import Governor
+from lesonnx.history import History
 from lesonnx.loader import ExpertLoader, Lookahead
 from lesonnx.manifest import Part
+from lesonnx.prompt import Prompt
 from lesonnx.states import LayerStates
 from lesonnx.step_buffers import StepBuffers
 from lesonnx.step_states import REWINDABLE_TOKENS
@@ -77,15 +80,6 @@ class LayerReader(Protocol):
         """What it keeps for a sequence of that many tokens."""
 
 
-@dataclass(frozen=True)
-class _MemoryBound:
-    """What the process may take, what it takes beside states and experts, and what the user grants the experts."""
-
-    budget_bytes: int
-    fixed_bytes: int
-    expert_budget_bytes: int | None
-
-
 class Runner:
     """Runs a bundle for one sequence. Not thread-safe; owns the loader; close it to free sessions and experts."""
 
@@ -100,7 +94,7 @@ class Runner:
         self.bundle = bundle
         self.loader = loader
         self.prefill_chunk_tokens = prefill_chunk_tokens or bundle.manifest.prefill_chunk_tokens
-        self.token_ids: list[int] = []
+        self.history = History(bundle.manifest.position_rows)
         # A benchmark's: experts and predictions come from there instead of from the model's own routers.
         self.routing: Routing | None = None
         self.recorder: Recorder | None = None
@@ -109,7 +103,7 @@ class Runner:
         # Whether steps with drafts may come: their buffers are then part of what the process takes.
         self.takes_drafts = False
         self._layer_reader: LayerReader | None = None
-        self._memory: _MemoryBound | None = None
+        self._memory: ExpertShare | None = None
         # The bundle's twins that are open here.
         self.twins = twins or Twins(bundle, "off")
         self.states = LayerStates(bundle.manifest, self.twins.capacity_tokens)
@@ -174,22 +168,19 @@ class Runner:
     def rewind(self, num_tokens: int) -> None:
         """Go back to the first ``num_tokens`` tokens of the sequence; InputError where its states do not reach them."""
         self.states.rewind(num_tokens, self._run_alone)
-        del self.token_ids[num_tokens:]
+        self.history.rewind(num_tokens)
 
     def _run_alone(self, name: str, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
         ort.Binding(self._sessions[name], inputs, outputs).run()
 
-    def common_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many tokens of the sequence, to which it can be rewound, a prompt begins with.
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the sequence so far; not to be changed."""
+        return self.history.token_ids
 
-        The prompt's last token never counts, since it must run.
-        """
-        count = 0
-        for ours, theirs in zip(self.token_ids, token_ids[:-1], strict=False):
-            if ours != theirs:
-                break
-            count += 1
-        return self.states.reachable(count)
+    def common_tokens(self, tokens: Sequence[int] | Prompt) -> int:
+        """How many tokens of the sequence, to which it can be rewound, a prompt begins with; never its last one."""
+        return self.states.reachable(self.history.common(Prompt.of(tokens)))
 
     def bound_memory(self, memory_budget_bytes: int, expert_budget_bytes: int | None, other_bytes: int = 0) -> None:
         """Bound the process: experts get what is left, less as caches grow. BudgetError if that is too little.
@@ -205,7 +196,9 @@ class Runner:
             rows = REWINDABLE_TOKENS
             buffers += StepBuffers.bytes_for(self.bundle, rows, layers_read) + rows * vocab_bytes
         fixed = memory.current_bytes() + other_bytes + buffers + SPARE_BYTES
-        self._memory = _MemoryBound(memory_budget_bytes, fixed, expert_budget_bytes)
+        experts = self.bundle.expert_bytes
+        least = experts if self.loader.keeps_all else self.bundle.least_budget_bytes
+        self._memory = ExpertShare(self.loader, memory_budget_bytes, fixed, least, expert_budget_bytes or experts)
         self._share_memory(self.states.capacity_for(1))
 
     def chunk_bytes(self) -> int:
@@ -235,53 +228,63 @@ class Runner:
             if width.has_head:
                 self._logits(buffers, [0], width=width)
 
-    def _share_memory(self, capacity_tokens: int) -> None:
-        """Give the experts what a capacity of attention caches leaves them."""
+    def _share_memory(self, capacity_tokens: int, lent_bytes: int | None = None) -> None:
+        """Give the experts what a capacity of attention caches, and what is lent, leaves them."""
         if self._memory is None:
             return
-        bound = self._memory
         caches = self.states.bytes_at(capacity_tokens)
         caches += self._layer_reader.bytes_at(capacity_tokens) if self._layer_reader else 0
         caches += self.bytes_beside(capacity_tokens)
-        left = bound.budget_bytes - bound.fixed_bytes - caches
-        left = int(left / self.loader.engine.memory_per_byte)
-        least = self.bundle.expert_bytes if self.loader.keeps_all else self.bundle.least_budget_bytes
-        if left < least:
-            raise BudgetError(
-                f"the memory budget is {bound.budget_bytes:,} bytes; runtime, dense parts and a prefill chunk may take"
-                f" {bound.fixed_bytes:,}, attention caches of {capacity_tokens} tokens"
-                f" {caches:,}, and the experts need at least {least:,}"
-            )
-        wanted = bound.expert_budget_bytes or self.bundle.expert_bytes
-        self.loader.pressure(min(left, wanted))
+        self._memory.give(caches, capacity_tokens, self._memory.lent_bytes if lent_bytes is None else lent_bytes)
 
-    def prefill(self, token_ids: Sequence[int], all_logits: bool = False) -> Logits:
+    @contextmanager
+    def lend(self, num_bytes: int) -> Iterator[None]:
+        """Have the experts give way to something else of that size, between two steps; BudgetError where they cannot.
+
+        Does nothing where memory is not bounded. Not for two things at once.
+        """
+        capacity = self.states.capacity_tokens or self.states.capacity_for(1)
+        self._share_memory(capacity, num_bytes)
+        try:
+            yield
+        finally:
+            # Caches may have grown meanwhile.
+            self._share_memory(max(capacity, self.states.capacity_tokens), 0)
+
+    def free_chunks(self) -> int:
+        """Free the arrays of prefill chunks until the next one; gives the bytes that nobody uses until then."""
+        self._drop_wide()
+        return self.chunk_bytes() if self.prefill_chunk_tokens > REWINDABLE_TOKENS else 0
+
+    def prefill(self, tokens: Sequence[int] | Prompt, all_logits: bool = False) -> Logits:
         """Append tokens in chunks; gives logits [V] of the last, or of all [n,V]. ContextError before any work."""
-        if not token_ids:
+        prompt = Prompt.of(tokens)
+        if not len(prompt):
             raise InputError("the prompt is empty: at least one token is needed")
-        total = self.num_tokens + len(token_ids)
+        total = self.num_tokens + len(prompt)
         if total > self.states.max_tokens:
             raise ContextError(f"{total} tokens do not fit the model's context of {self.states.max_tokens}")
         rows: list[Logits] = []
-        for start in range(0, len(token_ids), self.prefill_chunk_tokens):
-            chunk = token_ids[start : start + self.prefill_chunk_tokens]
-            last = start + len(chunk) == len(token_ids)
+        for start in range(0, len(prompt), self.prefill_chunk_tokens):
+            chunk = prompt.part(start, start + self.prefill_chunk_tokens)
+            last = start + len(chunk) == len(prompt)
             wanted = range(len(chunk)) if all_logits else [len(chunk) - 1] if last else []
             logits = self.step(chunk, list(wanted))
             if len(wanted):
                 rows.append(logits)
         return np.concatenate(rows) if all_logits else rows[-1][0]
 
-    def step(self, token_ids: Sequence[int], logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
+    def step(self, tokens: Sequence[int] | Prompt, logit_rows: Sequence[int], num_drafts: int = 0) -> Logits:
         """Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none).
 
         The last ``num_drafts`` of them are drafts: then all rows are asked for, their logits are valid until the next
         step, and `keep` must follow.
         """
-        num_rows = len(token_ids)
+        prompt = Prompt.of(tokens)
+        num_rows = len(prompt)
         self._reserve(self.num_tokens + num_rows)
         buffers = self._buffers_for(num_rows)
-        self._fill(buffers, token_ids)
+        positions = self._fill(buffers, prompt)
         self.states.begin(num_rows)
         self.loader.begin_step(num_rows, num_drafts)
         if self.routing is not None:
@@ -295,6 +298,7 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
+        prompt.write_features(buffers.hidden[0])
         # Twins do not give what drafters read, and what verifies drafts should round as what follows them.
         plain = num_drafts or self._layer_reader
         width = None if plain else self.twins.for_step(num_rows, self.states)
@@ -316,7 +320,7 @@ class Runner:
         position = self.num_tokens
         self.states.commit(num_rows)
         self._step_rows = num_rows
-        self.token_ids += token_ids
+        self.history.append(prompt, positions)
         if self._layer_reader:
             self._layer_reader.observe(position, buffers.layer_rows())
         return logits
@@ -343,15 +347,18 @@ class Runner:
             self._binding(buffers, name)
         self._bind_draft_head(buffers)
 
-    def _fill(self, buffers: StepBuffers, token_ids: Sequence[int]) -> None:
-        ids = np.asarray(token_ids, np.int64)
+    def _fill(self, buffers: StepBuffers, prompt: Prompt) -> NDArray[np.int64]:
+        """Put ids and positions where parts read them; gives the positions [R,T]."""
+        ids = np.asarray(prompt.token_ids, np.int64)
         vocab_size = self.bundle.manifest.model.vocab_size
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise InputError(
                 f"token id {int(ids.min() if ids.min() < 0 else ids.max())} is outside 0..{vocab_size - 1}"
             )
         buffers.input_ids[0] = ids
-        buffers.position_ids[0] = np.arange(self.num_tokens, self.num_tokens + len(ids))
+        positions = self.history.positions(prompt)
+        buffers.position_ids[...] = positions.reshape(buffers.position_ids.shape)
+        return positions
 
     def _work(self, buffers: StepBuffers, place: int) -> LayerWork:
         """What the router of MoE layer number ``place`` asks for."""
@@ -434,13 +441,17 @@ class Runner:
                 self._buffers[num_rows] = self._buffers_for(REWINDABLE_TOKENS).first_rows(num_rows)
                 return self._buffers[num_rows]
             if num_rows > REWINDABLE_TOKENS:
-                for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
-                    del self._buffers[width]
+                self._drop_wide()
             self._buffers[num_rows] = buffers = StepBuffers(self.bundle, num_rows, self._layer_idxs)
             if num_rows == REWINDABLE_TOKENS:
                 vocab_size = self.bundle.manifest.model.vocab_size
                 buffers.draft_logits = ort.empty_aligned((num_rows, vocab_size), np.float32)
         return self._buffers[num_rows]
+
+    def _drop_wide(self) -> None:
+        """Free the arrays of widths that only prefill chunks have."""
+        for width in [width for width in self._buffers if width > REWINDABLE_TOKENS]:
+            del self._buffers[width]
 
     def _run_segment(self, buffers: StepBuffers, place: int, part: Part, width: TwinWidth | None) -> None:
         """Segment number ``place``: itself, or its twin where the step has twins."""

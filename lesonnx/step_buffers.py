@@ -34,7 +34,9 @@ class StepBuffers:
         model = bundle.manifest.model
         hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
         self.input_ids = ort.empty_aligned((1, num_rows), np.int64)
-        self.position_ids = ort.empty_aligned((1, num_rows), np.int64)
+        # One position a token [1, T], or three [3, 1, T].
+        self._position_shape = (1,) if bundle.manifest.position_rows == 1 else (bundle.manifest.position_rows, 1)
+        self.position_ids = ort.empty_aligned((*self._position_shape, num_rows), np.int64)
         self.hidden = ort.empty_aligned((1, num_rows, hidden), np.float32)
         self.streams = [
             Stream(
@@ -70,8 +72,10 @@ class StepBuffers:
     def first_rows(self, num_rows: int) -> StepBuffers:
         """The same memory for a step of fewer rows, to which parts are bound apart."""
         narrow = copy.copy(self)
-        for name in ("input_ids", "position_ids", "hidden", "mixed_residual"):
+        for name in ("input_ids", "hidden", "mixed_residual"):
             setattr(narrow, name, getattr(self, name)[:, :num_rows])
+        # Three rows cut short would not lie side by side.
+        narrow.position_ids = ort.empty_aligned((*self._position_shape, num_rows), np.int64)
         for name in ("moe_input", "topk_ids", "router_scores", "expert_out", "shared_out", "ready", "lookahead_scores"):
             setattr(narrow, name, getattr(self, name)[:num_rows])
         narrow.streams = [

@@ -171,6 +171,10 @@ class Twins:
         if not providers:
             return
         manifest = self._bundle.manifest
+        rows = {len(value.shape) for value in record.positions.inputs if value.name == "position_ids"}
+        if rows - {3 if manifest.position_rows == 3 else 2}:
+            self.notes.append("twins take one position a token and the model has three: dense parts run without them")
+            return
         others = {}
         for other in record.helpers:
             if other.path not in others:

@@ -1,0 +1,118 @@
+"""The pictures that a model is shown: opened, read when a prompt needs them, and their features kept for a while.
+
+It knows the runner as what gives memory; which tokens stand for a picture, `vision.prompts` says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lesonnx.bundle import Bundle
+from lesonnx.errors import InputError
+from lesonnx.prompt import Features
+from lesonnx.runner import Runner
+from lesonnx.vision.cutting import View, views
+from lesonnx.vision.eyes import Crop, Eyes, record_of
+from lesonnx.vision.pictures import Picture, open_picture
+
+# Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures of
+# ten crops, or of thirty small ones.
+KEPT_BYTES = 16 << 20
+# What decoding a pixel takes at most, and what preparing it takes beside its three bytes.
+DECODING_BYTES = 16
+PREPARING_BYTES = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A picture that was opened once and can be again: what it is known by, its size, how it is cut, where it is.
+
+    Its pixels are not in it. It can stand wherever a picture is asked for, and saves opening that one another time.
+    """
+
+    key: str
+    height: int
+    width: int
+    views: tuple[View, ...]
+    source: Any
+
+
+class Album:
+    """The pictures of one model. Not thread-safe; belongs to the thread that runs the runner, between its steps.
+
+    InputError where the bundle takes no pictures.
+    """
+
+    def __init__(self, bundle: Bundle, runner: Runner, num_threads: int | None = None) -> None:
+        self.vision = record_of(bundle)
+        self._bundle = bundle
+        self._runner = runner
+        self._num_threads = num_threads
+        self._kept: OrderedDict[str, Features] = OrderedDict()
+
+    def open(self, source: Any) -> Shown:
+        """Open a picture: a path, bytes, a Pillow image, an array, or what was opened before.
+
+        InputError in one line for what is no picture, or none that can be cut; BudgetError where there is no room for it.
+        """
+        if isinstance(source, Shown):
+            return source
+        picture = self._decode(source)
+        cut = tuple(views(picture.height, picture.width, self.vision))
+        return Shown(picture.key, picture.height, picture.width, cut, source)
+
+    def _decode(self, source: Any) -> Picture:
+        return open_picture(source)
+
+    def look(self, pictures: Iterable[Shown], found: dict[str, Features]) -> Iterator[None]:
+        """Put the features of pictures into ``found``, by key; those that are not kept are read, crop by crop.
+
+        Gives control back after every crop: whoever stops there loses that picture's crops and nothing else. The memory
+        that reading takes is lent by the experts. BudgetError where they cannot.
+        """
+        unknown: dict[str, Shown] = {}
+        for shown in pictures:
+            if shown.key in self._kept:
+                self._kept.move_to_end(shown.key)
+                found[shown.key] = self._kept[shown.key]
+            elif shown.key not in found:
+                unknown[shown.key] = shown
+        if not unknown:
+            return
+        needed = max(reading_bytes(self._bundle, shown) for shown in unknown.values())
+        idle = self._runner.free_chunks()
+        with self._runner.lend(max(0, needed - idle)), Eyes(self._bundle, self._num_threads) as eyes:
+            for key, shown in unknown.items():
+                features = []
+                for crop in self._crops(eyes, shown):
+                    features.append(eyes.see(crop))
+                    yield
+                found[key] = np.concatenate(features)
+                self._keep(key, found[key])
+
+    def _crops(self, eyes: Eyes, shown: Shown) -> list[Crop]:
+        """A picture's crops; the picture itself is gone when the first of them is read."""
+        picture = open_picture(shown.source)
+        if picture.key != shown.key:
+            raise InputError(f"{shown.source}: has changed since it was opened")
+        return eyes.crops(picture.pixels, shown.views)
+
+    def _keep(self, key: str, features: Features) -> None:
+        """Keep features, and forget those that were used least lately."""
+        self._kept[key] = features
+        while sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+
+def reading_bytes(bundle: Bundle, shown: Shown) -> int:
+    """What reading a picture takes: the tower's weights, and the picture while it is prepared or its crops after that."""
+    vision = record_of(bundle)
+    weights = bundle.file(vision.data).stat().st_size
+    decoded = shown.height * shown.width * max(DECODING_BYTES, 3 + PREPARING_BYTES)
+    packed = sum(view.size[0] * view.size[1] * 3 for view in shown.views) * np.dtype(np.float32).itemsize
+    return weights + packed + max(decoded, vision.working_bytes)
