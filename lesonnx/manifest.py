@@ -647,6 +647,11 @@ class Manifest(Strict):
         return 3 if any(v.name == "position_ids" and len(v.shape) == 3 for p in self.parts for v in p.inputs) else 1
 
     @property
+    def deepstack_layers(self) -> int:
+        """Behind how many of the first layers something is added to image tokens."""
+        return self.vision.deepstack_layers if self.vision else 0
+
+    @property
     def residual_size(self) -> int:
         """The values of a token in what segments hand on as ``residual``: the hidden size, in Gemma 4 twice that."""
         return next(int(v.shape[-1]) for part in self.parts for v in part.outputs if v.name == "residual_out")

@@ -125,9 +125,8 @@ def _known_values(manifest: Manifest) -> dict[str, tuple[str, list[int | str]]]:
     hidden, slots, experts = model.hidden_size, model.num_experts_per_tok, model.num_experts
     residual = _residual(manifest)
     weights: list[int | str] = ["T", slots]
-    levels = manifest.vision.deepstack_layers if manifest.vision else 0
     return {
-        **{deepstack_name(layer_idx): ("float32", [1, "T", hidden]) for layer_idx in range(levels)},
+        **{deepstack_name(layer_idx): ("float32", [1, "T", hidden]) for layer_idx in range(manifest.deepstack_layers)},
         "input_ids": ("int64", [1, "T"]),
         "position_ids": ("int64", [1, "T"] if manifest.position_rows == 1 else [3, 1, "T"]),
         "seqlens_k": ("int32", [1]),

@@ -16,9 +16,10 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
-from lesonnx.vision.cutting import View, views
+from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import Picture, open_picture
+from lesonnx.vision.rules import views
 
 # Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures of
 # ten crops, or of thirty small ones.
