@@ -15,6 +15,9 @@ layers that features are added behind:
     caseK_image_features            [T, H], and caseK_deepstack_features [D, T, H]
     caseK_logits, caseK_greedy_ids  [L, V]; [24], greedy, no stop token
 
+and ``sizes`` [S, 2] of pictures, height and width, with the sizes that they are resized to: ``resized`` by this
+checkpoint's settings, ``resized_30b`` by those of Qwen3-VL-30B-A3B; 0, 0 where the picture is refused.
+
 Pictures are resized by Pillow, as transformers does where torchvision is not installed. Its patches come in blocks of
 2 x 2, and twice, as of a film of two alike frames; here they are in rows, once.
 """
@@ -30,7 +33,7 @@ from make_family_references import randomize, reference
 from PIL import Image
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 NAME, SEED, VOCAB, NEW = "qwen3_vl_moe", 47, 276, 24
 MARKS = (
@@ -56,6 +59,8 @@ CASES = (
     (("wide.png",), f"Tell me about {PICTURE} this."),
     (("tiny.png", "plain.png"), f"First {PICTURE}{PICTURE}"),
 )
+# Pixels of an image token, a side; the least and most pixels of a picture.
+BOUNDS, BOUNDS_30B = (16, 1024, 5120), (32, 65536, 16777216)
 
 
 def make_config() -> Qwen3VLMoeConfig:
@@ -164,6 +169,16 @@ def make_case(
     }  # fmt: skip
 
 
+def resized(sizes: np.ndarray, bounds: tuple[int, int, int]) -> np.ndarray:
+    found = []
+    for height, width in sizes.tolist():
+        try:
+            found.append(smart_resize(height, width, *bounds))
+        except ValueError:
+            found.append((0, 0))
+    return np.array(found, np.int32)
+
+
 def main() -> None:
     directory = Path(sys.argv[1]) / "checkpoints" / NAME
     (directory / "images").mkdir(parents=True, exist_ok=True)
@@ -177,7 +192,7 @@ def main() -> None:
     tokenizer = make_tokenizer(directory)
     # As Qwen publishes it: the number of pixels after resizing, least and most.
     Qwen2VLImageProcessorPil(
-        size={"shortest_edge": 1024, "longest_edge": 5120}, patch_size=8, temporal_patch_size=2, merge_size=2,
+        size={"shortest_edge": BOUNDS[1], "longest_edge": BOUNDS[2]}, patch_size=8, temporal_patch_size=2, merge_size=2,
         image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5],
     ).save_pretrained(directory)  # fmt: skip
     for name, (height, width) in PICTURES.items():
@@ -192,6 +207,8 @@ def main() -> None:
         arrays |= {f"case{number}_{key}": array for key, array in case.items()}
         arrays |= {f"case{number}_text": np.array(text), f"case{number}_images": np.array(names)}
         print(number, len(case["input_ids"]), case["target_sizes"].tolist(), case["rope_delta"])
+    sizes = np.exp2(generator.uniform(0, 13, (120, 2))).astype(np.int32)
+    arrays |= {"sizes": sizes, "resized": resized(sizes, BOUNDS), "resized_30b": resized(sizes, BOUNDS_30B)}
     np.savez_compressed(directory / "reference.npz", **arrays)
     print(sorted((path.name, path.stat().st_size) for path in directory.rglob("*") if path.is_file()))
 
