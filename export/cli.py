@@ -78,6 +78,10 @@ from lesonnx_export.precision import Decision
     type=click.Path(path_type=Path),
     help="A DSpark drafter's checkpoint directory, trained for CHECKPOINT: the bundle can then draft with it.",
 )
+@click.option("--no-vision", is_flag=True, help="Leave out the parts that take pictures in, where the model has them.")
+@click.option(
+    "--vision-bits", type=click.Choice(["32", "8", "4"]), help="Bits of those parts.  [default: as dense parts]"
+)
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."
 )
@@ -116,6 +120,8 @@ def export(
     target: str,
     operators: str | None,
     drafter: Path | None,
+    no_vision: bool,
+    vision_bits: str | None,
     prefill_chunk: int,
     accelerate: str | None,
     twin_capacity: int,
@@ -145,6 +151,8 @@ def export(
         target=target,  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
         drafter=drafter,
+        vision=not no_vision,
+        vision_bits=int(vision_bits) if vision_bits else None,  # type: ignore[arg-type]
         prefill_chunk_tokens=prefill_chunk,
         accelerate=accelerate,  # type: ignore[arg-type]
         twin_capacity_tokens=twin_capacity,
@@ -223,11 +231,14 @@ def print_summary(console: Console, report: ExportReport) -> None:
     table.add_row(
         "dense parts", str(len(manifest.parts) + drafter_parts), dense_bits, format_bytes(report.dense_bytes), "dense/"
     )
+    if manifest.vision is not None and report.vision_bits is not None:
+        count = str(len(manifest.vision.parts))
+        table.add_row("vision parts", count, _bits(report.vision_bits), format_bytes(report.vision_bytes), "vision/")
     experts = sum(layer.num_experts + (layer.shared_kind is not None) for layer in manifest.expert_layers)
     blocks = sorted({m.block_size for kind in kinds for m in kind.matrices.values()} - {0})
     shown = _bits(*manifest.expert_bits) + (f", blocks of {', '.join(map(str, blocks))}" if blocks else "")
     table.add_row("experts", str(experts), shown, format_bytes(report.expert_bytes), "experts/layer_*/")
-    rest = report.total_bytes - report.dense_bytes - report.expert_bytes
+    rest = report.total_bytes - report.dense_bytes - report.vision_bytes - report.expert_bytes
     table.add_row("graphs, tokenizer, manifest", "", "", format_bytes(rest), "")
     table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
     table.add_row("checkpoint", "", "", format_bytes(report.checkpoint_bytes), "", style="dim")

@@ -30,7 +30,10 @@ from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.pack import layer_directory
 from lesonnx_export.plan import ExportOptions, ExportPlan
 from lesonnx_export.providers import part_providers
+from lesonnx_export.vision.tower import VisionStore
 
+VISION_DIRECTORY = "vision"
+VISION_DATA = f"{VISION_DIRECTORY}/{VisionStore.location}"
 ONNXRUNTIME_AT_LEAST = "1.24"
 # What ONNX Runtime's own Swift package brings.
 ONNXRUNTIME_ON_IOS = "1.24.2"
@@ -53,6 +56,7 @@ def make_manifest(
     tokenizer: TokenizerFiles | None,
     calibration: Calibration | None = None,
     twins: Twins | None = None,
+    vision: Sequence[WrittenPart] = (),
 ) -> Manifest:
     """What was planned and written, as the bundle's contract."""
     kind_of = {id(kind): place for place, kind in enumerate(plan.kinds)}
@@ -69,11 +73,7 @@ def make_manifest(
             calibration=calibration,
         ),
         prefill_chunk_tokens=options.prefill_chunk_tokens,
-        parts=[
-            built.part.model_copy(update={"providers": part_providers(options.target)})
-            for built in dense
-            if built.part.role not in ROLES
-        ],
+        parts=_parts([built for built in dense if built.part.role not in ROLES], options),
         states=[state for built in dense for state in built.states],
         expert_kinds=plan.kinds,
         expert_layers=[
@@ -90,8 +90,14 @@ def make_manifest(
         tokenizer=tokenizer,
         twins=twins,
         drafter=None if plan.drafter is None else plan.drafter.record(drafter_parts),
+        vision=None if plan.vision is None else plan.vision.eyes.record(_parts(vision, options), VISION_DATA),
         skipped_tensors=plan.skipped,
     )
+
+
+def _parts(written: Sequence[WrittenPart], options: ExportOptions) -> list[Part]:
+    """Parts with the providers that they are for."""
+    return [built.part.model_copy(update={"providers": part_providers(options.target)}) for built in written]
 
 
 def check_target(architecture: Decoder, options: ExportOptions) -> None:

@@ -21,7 +21,7 @@ import onnx
 
 from lesonnx import __version__
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
-from lesonnx.manifest import Manifest, Part, State, Twins
+from lesonnx.manifest import Manifest, Twins
 from lesonnx_export.calibrate import cache_spans
 from lesonnx_export.calibrated import DIRECTORY as CALIBRATION_DIRECTORY
 from lesonnx_export.calibrated import (
@@ -37,18 +37,17 @@ from lesonnx_export.calibrated import (
     read_text,
 )
 from lesonnx_export.checkpoint import Checkpoint, Weights
-from lesonnx_export.contract import WrittenPart, check_target, make_manifest, model_facts
+from lesonnx_export.contract import check_target, make_manifest, model_facts
 from lesonnx_export.executors import RunTasks
 from lesonnx_export.expert import PACK_NAME
-from lesonnx_export.graph import DenseStore, StoredTensor
 from lesonnx_export.journal import NAME as JOURNAL_NAME
 from lesonnx_export.journal import Journal
 from lesonnx_export.kv_cache import quantize_caches, scales_of
 from lesonnx_export.pack import layer_directory, write_models, write_packs
 from lesonnx_export.partial import held
+from lesonnx_export.parts import Progress, check_length, write_parts, write_vision
 from lesonnx_export.plan import ExportOptions, ExportPlan, make_plan
 from lesonnx_export.precision import Decision
-from lesonnx_export.segments import BuiltPart, PartBuilder
 from lesonnx_export.sources import Sources
 from lesonnx_export.stage import stage_model
 from lesonnx_export.tokenizer import export_tokenizer
@@ -70,18 +69,19 @@ __all__ = [
 
 # Room left on the disk beside what the export itself needs.
 SPARE_BYTES = 16 << 20
-Progress = Callable[[str, int], None]
 Decided = Callable[[ExportPlan, list[Decision]], None]
 
 
 @dataclass
 class ExportReport:
-    """What was written, for the summary."""
+    """What was written, for the summary; ``vision_bits`` is None without eyes."""
 
     bundle: Path
     manifest: Manifest
     dense_bytes: int
     expert_bytes: int
+    vision_bytes: int
+    vision_bits: int | None
     total_bytes: int
     checkpoint_bytes: int
     notes: list[str]
@@ -184,12 +184,13 @@ def _export(plan: ExportPlan, text: Text | None, work: Work) -> ExportReport:
         if path is None:
             warnings.append("without a tokenizer, experts are calibrated on random tokens: use --calibration with one")
     dense = write_parts(plan, options, partial, journal, progress, Weights(plan.checkpoint))
+    vision = write_vision(plan, partial, journal, progress, Weights(plan.checkpoint))
     losses = _write_experts(plan, calibrated, work)
     shutil.rmtree(partial / CALIBRATION_DIRECTORY, ignore_errors=True)
     write_stages(plan, partial)
     record = calibrated.record(losses) if calibrated else None
     twins = write_all_twins(plan, options, partial, progress, Weights(plan.checkpoint))
-    manifest = make_manifest(plan, options, dense, tokenizer, record, twins)
+    manifest = make_manifest(plan, options, dense, tokenizer, record, twins, vision)
     if options.kv_bits == 8:
         manifest = quantize_kv(partial, journal, progress, manifest)
         if tokenizer is None:
@@ -209,70 +210,12 @@ def finish(
         manifest=manifest,
         dense_bytes=plan.dense_bytes,
         expert_bytes=plan.expert_bytes,
+        vision_bytes=plan.vision_bytes,
+        vision_bits=None if plan.vision is None else plan.vision.precision.dense_bits,
         total_bytes=total_bytes,
         checkpoint_bytes=sum(info.num_bytes for info in plan.checkpoint.tensors.values()),
         notes=[*plan.notes, *warnings],
     )
-
-
-def write_parts(
-    plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress, weights: Weights
-) -> list[WrittenPart]:
-    """Write the dense parts in order; parts that the journal holds are taken from there."""
-    directory = partial / "dense"
-    directory.mkdir(parents=True, exist_ok=True)
-    written = [
-        WrittenPart(Part.model_validate(entry["part"]), [State.model_validate(state) for state in entry["states"]])
-        for entry in journal.entries("part")
-    ]
-    start = plan.part_ends[len(written) - 1] if written else 0
-    if start:
-        _check_length(directory / DenseStore.location, start)
-    store = DenseStore(directory / DenseStore.location, start)
-    for entry in journal.entries("part"):
-        store.shared |= {
-            key: StoredTensor(**{**value, "shape": tuple(value["shape"])}) for key, value in entry["shared"].items()
-        }
-    progress("dense parts", start)
-    builder = PartBuilder(plan.architecture, weights, store, options.precision, plan.drafter)
-    try:
-        for name in plan.part_names[len(written) :]:
-            before = store.end_bytes
-            built = builder.build(name)
-            save_part(built, partial)
-            store.sync()
-            journal.add(
-                "part",
-                store.end_bytes - before,
-                part=built.part.model_dump(mode="json"),
-                states=[state.model_dump(mode="json") for state in built.states],
-                shared={key: asdict(tensor) for key, tensor in store.shared.items()},
-            )
-            written.append(WrittenPart(built.part, built.states))
-            progress("dense parts", store.end_bytes - before)
-    finally:
-        store.close()
-    return written
-
-
-def _check_length(path: Path, length_bytes: int, exactly: bool = False) -> None:
-    """Whether a file still holds what the journal says was finished."""
-    found = path.stat().st_size if path.is_file() else 0
-    if found < length_bytes or (exactly and found != length_bytes):
-        raise InputError(
-            f"{path}: has {found:,} bytes, the journal says {length_bytes:,}; export without --resume to begin anew"
-        )
-
-
-def save_part(built: BuiltPart, partial: Path) -> None:
-    """Write a part's model beside its weights."""
-    path = partial / built.part.path
-    with path.open("wb") as file:
-        file.write(built.model.SerializeToString())
-        file.flush()
-        os.fsync(file.fileno())
-    # The checker also follows the external data, so a part that names bytes beyond the file ends here.
-    onnx.checker.check_model(str(path))
 
 
 def write_all_twins(
@@ -298,7 +241,7 @@ def _write_experts(plan: ExportPlan, calibrated: Calibrated | None, work: Work) 
     done = set(losses)
     for layer in plan.layers:
         if layer.layer_idx in done:
-            _check_length(layer_directory(partial, layer.layer_idx) / PACK_NAME, layer.pack_bytes, exactly=True)
+            check_length(layer_directory(partial, layer.layer_idx) / PACK_NAME, layer.pack_bytes, exactly=True)
             # Small and derived from the plan alone: written again, so a power cut cannot have left them half there.
             write_models(partial, layer)
     progress("experts", sum(layer.pack_bytes for layer in plan.layers if layer.layer_idx in done))
@@ -366,6 +309,7 @@ def _fingerprint(plan: ExportPlan, options: ExportOptions, text: Text | None) ->
         "bits": [options.bits, options.kv_bits, *asdict(options.precision).values()],
         "target": options.target,
         "twins": repr(options.twins(plan.architecture.max_position_embeddings)),
+        "vision": repr(plan.vision),
         "precisions": [options.precisions, options.experts_target_size, text and text.sha256],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -143,12 +143,60 @@ class Graph:
         self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], domain=domain, **attributes))
         return names
 
+    def stack(self, count: str, body: Callable[[str], str], dtype: Dtype, shape: Sequence[int | str]) -> str:
+        """What ``body`` gives for every number (int64, a scalar) below ``count``, stacked on a new first axis.
+
+        The nodes that ``body`` makes may use any value that is there before; each result has ``dtype`` and ``shape``.
+        """
+        inputs = [Value(name=self.fresh("number"), dtype="int64", shape=[]), self._go()]
+
+        def outputs() -> list[Value]:
+            given = Value(name=body(inputs[0].name), dtype=dtype, shape=list(shape))
+            return [self._go(self.op("Identity", inputs[1].name)), given]
+
+        return self.op("Loop", count, "", body=self._subgraph(inputs, outputs))
+
+    def choose(
+        self,
+        condition: str,
+        then: Callable[[], str],
+        otherwise: Callable[[], str],
+        dtype: Dtype,
+        shape: Sequence[int | str],
+    ) -> str:
+        """One of two values by a scalar condition; the nodes of the other are not run. As ``stack`` otherwise."""
+
+        def branch(make: Callable[[], str]) -> onnx.GraphProto:
+            return self._subgraph([], lambda: [Value(name=make(), dtype=dtype, shape=list(shape))])
+
+        return self.op("If", condition, then_branch=branch(then), else_branch=branch(otherwise))
+
+    def _go(self, name: str = "") -> Value:
+        """A loop's condition, which goes through it untouched."""
+        return Value(name=name or self.fresh("go"), dtype="bool", shape=[])
+
+    def _subgraph(self, inputs: list[Value], make: Callable[[], list[Value]]) -> onnx.GraphProto:
+        """The nodes that ``make`` adds, as a graph inside this one, whose names they share."""
+        nodes, self.nodes = self.nodes, []
+        outputs = make()
+        made, self.nodes = self.nodes, nodes
+        return helper.make_graph(
+            made, self.fresh("inner"), [value_info(v) for v in inputs], [value_info(v) for v in outputs]
+        )
+
     def constant(self, value: Any, dtype: Dtype = "float32") -> str:
         """A constant inside the file (small) or in the store; equal small ones are one."""
         array = np.asarray(value, dtype=dtype)
         if array.nbytes > INLINE_BYTES:
             return self.weight("constant", array)
-        key = (dtype, array.shape, array.tobytes())
+        return self._inline(array)
+
+    def double(self, value: float) -> str:
+        """A float64 constant, for arithmetic inside a part: no value between parts has that type."""
+        return self._inline(np.asarray(value, np.float64))
+
+    def _inline(self, array: NDArray[Any]) -> str:
+        key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._constants[key] = self.fresh("constant")
             self.initializers.append(numpy_helper.from_array(array, name))

@@ -30,6 +30,8 @@ from lesonnx_export.segments import PartBuilder
 from lesonnx_export.sources import read_expert
 from lesonnx_export.twin_graph import TwinStore
 from lesonnx_export.twins import TwinBuilder, TwinOptions
+from lesonnx_export.vision.eyes import Eyes
+from lesonnx_export.vision.tower import VisionStore
 
 KvBits = Literal[8, 16, 32]
 # In place of a calibration file: Python's own help topics, there in every installation.
@@ -64,6 +66,8 @@ class ExportOptions:
     alone, experts are quantized to ``bits`` for what they do on that text. ``precisions`` states that of every MoE
     layer instead of ``bits``, in their order. In ``calibration_directory`` is kept what calibration found, and taken
     from there: several exports of a checkpoint then calibrate once.
+
+    ``vision`` False leaves a model's eyes out; ``vision_bits`` are those of their linear maps, None: as dense parts.
     """
 
     bits: Bits = BASELINE_BITS
@@ -81,6 +85,8 @@ class ExportOptions:
     calibration: Path | Literal["topics"] | None = None
     calibration_directory: Path | None = None
     precisions: tuple[LayerPrecision, ...] | None = None
+    vision: bool = True
+    vision_bits: DenseBits | None = None
     num_workers: int = field(default_factory=lambda: max(1, min(os.cpu_count() or 1, 8)))
 
     @property
@@ -113,6 +119,19 @@ class ExportOptions:
         return TwinOptions(self.target, capacity, min(self.prefill_chunk_tokens, capacity), self.twin_bits)
 
 
+@dataclass(frozen=True)
+class EyesPlan:
+    """What takes pictures in, how its weights are stored, and where in its store each of its parts ends."""
+
+    eyes: Eyes
+    precision: Precision
+    part_ends: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.part_ends[-1]
+
+
 @dataclass
 class ExportPlan:
     """A whole export, known before any work: what will be written, from which tensors, and how large it is."""
@@ -131,14 +150,19 @@ class ExportPlan:
     num_parameters: int
     num_active_parameters: int
     drafter: DSpark | None = None
+    vision: EyesPlan | None = None
 
     @property
     def expert_bytes(self) -> int:
         return sum(layer.pack_bytes for layer in self.layers)
 
     @property
+    def vision_bytes(self) -> int:
+        return 0 if self.vision is None else self.vision.num_bytes
+
+    @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.twin_bytes + self.expert_bytes
+        return self.dense_bytes + self.twin_bytes + self.vision_bytes + self.expert_bytes
 
 
 def make_plan(checkpoint: Checkpoint, options: ExportOptions, weights: Weights | None = None) -> ExportPlan:
@@ -178,22 +202,23 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         states += built.states
     twin_store = TwinStore(None)
     if twins := options.twins(architecture.max_position_embeddings):
-        if architecture.rope.axes is not None:
+        if architecture.position_rows != 1:
             raise InputError(
                 f"--accelerate dense: twins take one position a token, {architecture.model_type} has three"
             )
         TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
+    vision = _plan_vision(architecture, checkpoint, options, weights)
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
         for expert_idx in layer.places:
             read_expert(architecture, weights, layer.layer_idx, expert_idx)
-    skipped = _skipped(architecture, weights)
+    skipped = _skipped(architecture, weights, vision)
     expert_parameters = architecture.expert_shape().num_parameters
     shared_shape = architecture.shared_expert_shape()
     pinned = sum(_size(checkpoint, name) for name in dense_used)
     pinned += len(layers) * (shared_shape.num_parameters if shared_shape else 0)
-    notes = []
+    notes = list(vision.eyes.notes) if vision else []
     if unread := config.unread():
         notes.append(f"config.json: keys without effect on the export: {', '.join(unread)}")
     if drafter and (unread := drafter.config.unread()):
@@ -219,7 +244,27 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         num_parameters=pinned + len(layers) * architecture.num_experts * expert_parameters,
         num_active_parameters=pinned + len(layers) * architecture.num_experts_per_tok * expert_parameters,
         drafter=drafter,
+        vision=vision,
     )
+
+
+def _plan_vision(
+    architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions, weights: Weights
+) -> EyesPlan | None:
+    """The model's eyes, rehearsed; None where it has none or they are left out."""
+    eyes = architecture.eyes(checkpoint) if options.vision else None
+    if eyes is None:
+        if options.vision_bits is not None:
+            why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
+            raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
+        return None
+    # They have no caches and no recurrences.
+    precision = Precision(options.vision_bits or options.resolved_dense_bits, options.block_size)
+    store, ends = VisionStore(None), []
+    for name in eyes.names:
+        eyes.build(name, weights, store, precision)
+        ends.append(store.end_bytes)
+    return EyesPlan(eyes, precision, ends)
 
 
 def _size(checkpoint: Checkpoint, name: str) -> int:
@@ -266,10 +311,10 @@ def _precisions(architecture: Decoder, options: ExportOptions) -> Sequence[Layer
     return options.precisions
 
 
-def _skipped(architecture: Decoder, weights: Weights) -> dict[str, str]:
+def _skipped(architecture: Decoder, weights: Weights, vision: EyesPlan | None) -> dict[str, str]:
     """Tensors that are left out, with the reason; CheckpointError names any that nobody accounts for."""
     skipped = {}
-    patterns = architecture.skipped | SKIPPED
+    patterns = {**architecture.skipped, **(vision.eyes.skipped if vision else architecture.of_eyes), **SKIPPED}
     for name in sorted(set(weights.checkpoint.tensors) - weights.used):
         reason = next((why for pattern, why in patterns.items() if re.fullmatch(pattern, name)), None)
         if reason is None:

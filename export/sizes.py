@@ -6,7 +6,7 @@ It rehearses an export: no weights are read or made.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ def sizes_of(config: dict[str, Any], options: ExportOptions) -> Sizes:
     """What a configuration's bundle would take; CheckpointError where its family or a setting is not supported."""
     checkpoint = SyntheticCheckpoint(config)
     tied = bool(Config(config).values.get("tie_word_embeddings", False))
-    plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
+    plan = make_plan(
+        checkpoint, replace(options, vision=False), SyntheticWeights(checkpoint, rehearsal=True, tied=tied)
+    )
     per_token = plan.architecture.num_experts_per_tok
     demands = []
     for layer in plan.layers:

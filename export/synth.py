@@ -24,9 +24,10 @@ from lesonnx_export.compensate import quantize_expert
 from lesonnx_export.config import Config
 from lesonnx_export.contract import make_manifest
 from lesonnx_export.expert import PACK_NAME, ExpertPrecision, MatrixPrecision, expert_bytes
-from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_parts, write_stages
+from lesonnx_export.exporter import finish, quantize_kv, write_all_twins, write_stages
 from lesonnx_export.journal import Journal
 from lesonnx_export.pack import LayerPlan, layer_directory, write_models
+from lesonnx_export.parts import write_parts
 from lesonnx_export.plan import ExportOptions, ExportPlan, LayerPrecision, make_plan
 from lesonnx_export.shapes import SHAPES
 from lesonnx_export.sources import read_expert
@@ -204,6 +205,7 @@ def synth(
         kv_bits=int(kv_bits),  # type: ignore[arg-type]
         operators=operators,  # type: ignore[arg-type]
         accelerate=accelerate,  # type: ignore[arg-type]
+        vision=False,
     )
     wanted = {"num_experts_per_tok": num_experts_per_tok, "num_hidden_layers": num_hidden_layers}
     changes = {key: value for key, value in wanted.items() if value is not None}

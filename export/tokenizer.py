@@ -67,7 +67,7 @@ def export_tokenizer(checkpoint_dir: Path, tokenizer_dir: Path) -> tuple[Tokeniz
             return None, []
         return None, [f"{checkpoint_dir}: has {', '.join(others)} but no {TOKENIZER_JSON}: the bundle has no tokenizer"]
     document = _read_object(source)
-    reference = _load_reference(source)  # after this the document has the shape that the library demands
+    reference = load_tokenizer(source)  # after this the document has the shape that the library demands
     chat_template = _chat_template(checkpoint_dir, _read_object(checkpoint_dir / TOKENIZER_CONFIG))
 
     tokenizer_dir.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,8 @@ def _derive_chat_format(tokenizer_dir: Path, document: dict[str, Any], source: s
     return derive_chat_format(template, at_another_time, added, texts_in(source))
 
 
-def _load_reference(path: Path) -> tokenizers.Tokenizer:
+def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """A ``tokenizer.json`` as the tokenizers library has it, nothing cut and nothing padded; CheckpointError."""
     try:
         reference = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # noqa: BLE001  (the library raises plain Exception)

@@ -58,9 +58,11 @@ class Bundle:
         self._check_files()
 
     def _check_files(self) -> None:
-        drafter = self.manifest.drafter
-        for part in (*self.manifest.parts, *(drafter.parts if drafter else ())):
+        drafter, vision = self.manifest.drafter, self.manifest.vision
+        for part in (*self.manifest.parts, *(drafter.parts if drafter else ()), *(vision.parts if vision else ())):
             self.file(part.path)
+        if vision:
+            self.file(vision.data)
         if twins := self.manifest.twins:
             self.file(twins.data)
             for relative in {model.path for model in (*twins.helpers, *twins.parts)}:

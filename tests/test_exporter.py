@@ -22,6 +22,7 @@ from conftest import BundleFactory
 from forward import file_bytes
 
 import lesonnx_export.exporter as exporter
+import lesonnx_export.parts as parts
 from lesonnx.bundle import Bundle
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
 from lesonnx_export.checkpoint import Checkpoint
@@ -203,7 +204,7 @@ POINTS: dict[str, tuple[Any, str, range]] = {
     # embed, three segments, two lookaheads, head, three layers
     "journal": (Journal, "add", range(10)),
     "weights of parts": (DenseStore, "write", range(0, 30, 4)),
-    "a part": (exporter, "save_part", range(7)),
+    "a part": (parts, "save_part", range(7)),
     "experts": (os, "pwrite", range(0, 27, 4)),
     "stages": (exporter, "write_stages", range(1)),
     "tokenizer": (exporter, "export_tokenizer", range(1)),
@@ -252,7 +253,7 @@ def test_what_is_finished_is_not_done_again(broken_off: Path, monkeypatch: pytes
         written.append(what)
 
     saved: list[str] = []
-    monkeypatch.setattr(exporter, "save_part", lambda built, partial: saved.append(built.part.name))
+    monkeypatch.setattr(parts, "save_part", lambda built, partial: saved.append(built.part.name))
     packs = []
     original = exporter.write_packs
 

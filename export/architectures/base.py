@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Activation
 from lesonnx_export.blocks import Step
-from lesonnx_export.checkpoint import Weights
+from lesonnx_export.checkpoint import Checkpoint, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertShape, ExpertTensors
 from lesonnx_export.rope import Rope, make_rope
 from lesonnx_export.routers import normalized
+
+if TYPE_CHECKING:
+    from lesonnx_export.vision.eyes import Eyes
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "relu": "reglu"}
 EMBEDDING = "embed_tokens.weight"
@@ -81,6 +84,9 @@ class Decoder:
         r"(model\.)?mtp\..*": "multi-token prediction head, not part of the decoder",
     }
 
+    # The same of tensors of its eyes, in a bundle that is exported without.
+    of_eyes: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, config: Config) -> None:
         self.config = config
         config.defaults = dict(self.defaults)
@@ -135,6 +141,15 @@ class Decoder:
     def _rope(self) -> Rope:
         """The rotary positions of all layers that have no others."""
         return make_rope(self.config, self.head_dim, default_theta=self.default_rope_theta)
+
+    @property
+    def position_rows(self) -> int:
+        """How many positions a token has."""
+        return 1 if self.rope.axes is None else 3
+
+    def eyes(self, checkpoint: Checkpoint) -> Eyes | None:
+        """What takes pictures in, as a checkpoint has it; None for a family without, CheckpointError in one line."""
+        return None
 
     # -- layers ------------------------------------------------------------------------------------------------------
 

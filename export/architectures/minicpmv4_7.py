@@ -5,9 +5,15 @@ Its eyes, the vision tower and the merger behind it, are no part of the decoder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from lesonnx_export.architectures import qwen3_5_moe_text
+from lesonnx_export.checkpoint import Checkpoint
 from lesonnx_export.config import Config
 from lesonnx_export.rope import Rope, on_three_axes
+from lesonnx_export.vision.eyes import Eyes
+from lesonnx_export.vision.minicpmv import MiniCPMVEyes
 
 # What transformers takes where mrope_section is left out.
 DEFAULT_SECTION = (11, 11, 10)
@@ -20,9 +26,9 @@ OF_PICTURES = (
 
 
 class Architecture(qwen3_5_moe_text.Architecture):
-    skipped = qwen3_5_moe_text.Architecture.skipped | {
-        r"(model\.)?(vision_tower|merger)\..*": "vision tower and merger, left out",
-    }
+    of_eyes: Mapping[str, str] = MappingProxyType(
+        {r"(model\.)?(vision_tower|merger)\..*": "vision tower and merger, left out by --no-vision"}
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -31,3 +37,6 @@ class Architecture(qwen3_5_moe_text.Architecture):
 
     def _rope(self) -> Rope:
         return on_three_axes(self.config, super()._rope(), DEFAULT_SECTION)
+
+    def eyes(self, checkpoint: Checkpoint) -> Eyes:
+        return MiniCPMVEyes.read(checkpoint, self.hidden_size, self.vocab_size)

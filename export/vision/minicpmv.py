@@ -1,0 +1,83 @@
+"""MiniCPM-V's eyes: the tower, the processor and the marks of a checkpoint, read and held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lesonnx.chat import ChatTemplate
+from lesonnx.errors import BundleError
+from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
+from lesonnx.vision.cutting import max_crop_tokens
+from lesonnx_export.blocks import Precision
+from lesonnx_export.checkpoint import Checkpoint, Weights
+from lesonnx_export.graph import DenseStore
+from lesonnx_export.segments import BuiltPart
+from lesonnx_export.vision import tower as tower_part
+from lesonnx_export.vision.marks import read_marks
+from lesonnx_export.vision.prepare import build_prepare
+from lesonnx_export.vision.processor import Processor, read_processor
+from lesonnx_export.vision.separator import find_separator
+from lesonnx_export.vision.vision_config import TowerConfig
+
+WINDOW_MERGER = r"model\.vision_tower\.vit_merger\..*"
+
+
+@dataclass(frozen=True)
+class MiniCPMVEyes:
+    """`Eyes` of MiniCPM-V 4.6 and 4.7."""
+
+    tower: TowerConfig
+    processor: Processor
+    tokens: VisionTokens
+    texts: VisionTexts
+    notes: Sequence[str] = ()
+    names: Sequence[str] = ("vision_prepare", "vision_tower")
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, hidden_size: int, vocab_size: int) -> MiniCPMVEyes:
+        """Those of a checkpoint; CheckpointError in one line for what is missing or cannot be computed."""
+        tower = TowerConfig.read(checkpoint.config, hidden_size)
+        processor = read_processor(checkpoint.directory, tower)
+        marks = read_marks(checkpoint.directory, checkpoint.config, vocab_size, processor.use_image_id)
+        separator, note = _separator(checkpoint, marks.texts.placeholder)
+        texts = marks.texts.model_copy(update={"separator": separator})
+        return cls(tower, processor, marks.tokens, texts, [note] if note else [])
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        if self.tower.insert_layer_id is None:
+            return MappingProxyType({WINDOW_MERGER: "window merger, without use where downsample_mode is 4x"})
+        return MappingProxyType({})
+
+    def build(self, name: str, weights: Weights, store: DenseStore, precision: Precision) -> BuiltPart:
+        if name == "vision_prepare":
+            return build_prepare(self.tower.patch_size, self.processor.pixels, store)
+        return tower_part.build_tower(self.tower, weights, store, precision)
+
+    def record(self, parts: list[Part], data: str) -> Vision:
+        record = Vision(
+            kind="minicpmv",
+            parts=parts,
+            data=data,
+            patch_size=self.tower.patch_size,
+            token_patches=self.tower.token_patches,
+            scale_resolution=self.processor.scale_resolution,
+            max_slice_nums=self.processor.max_slice_nums,
+            tokens=self.tokens,
+            texts=self.texts,
+            num_parameters=tower_part.num_parameters(self.tower),
+            working_bytes=1,
+        )
+        num_patches = max_crop_tokens(record) * record.token_patches**2
+        return record.model_copy(update={"working_bytes": tower_part.working_bytes(self.tower, num_patches)})
+
+
+def _separator(checkpoint: Checkpoint, placeholder: str) -> tuple[str | None, str | None]:
+    """The separator of the checkpoint's chat template, or None and why; None alone where there is no template."""
+    try:
+        template = ChatTemplate.load(checkpoint.directory)
+    except BundleError as error:
+        return None, f"separator is left out: {error}"
+    return (None, None) if template is None else find_separator(template, placeholder)
