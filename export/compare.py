@@ -37,6 +37,20 @@ class Comparison:
     greedy_matched_tokens: int
 
 
+@dataclass(frozen=True)
+class CaseComparison(Comparison):
+    """A prompt with pictures against what was recorded of it.
+
+    ``features_max_abs_diff`` is the largest difference of what the eyes gave for its ``image_tokens``;
+    ``position_ids_match`` says whether all positions are those of the reference.
+    """
+
+    name: str
+    image_tokens: int
+    features_max_abs_diff: float
+    position_ids_match: bool
+
+
 @dataclass
 class LogitsTally:
     """Adds up comparisons of logits, window after window, so that a long text needs no room for all its logits."""
@@ -130,3 +144,22 @@ def judge(comparison: Comparison, tolerance: float, max_kl: float | None = None)
             f" logits by up to {comparison.max_abs_diff:.6g}"
         )
     return None
+
+
+def judge_case(case: CaseComparison, tolerance: float, max_kl: float | None = None) -> str | None:
+    """Why a prompt with pictures does not pass, in one line; None where it does. Positions must always be equal."""
+    if not case.position_ids_match:
+        return f"{case.name}: position_ids differ from the reference's"
+    if max_kl is None and not case.features_max_abs_diff <= tolerance:
+        return f"{case.name}: image features differ by up to {case.features_max_abs_diff:.6g}, at most {tolerance:g}"
+    reason = judge(case, tolerance, max_kl)
+    return None if reason is None else f"{case.name}: {reason}"
+
+
+def largest_difference(reference: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """The largest absolute difference of two arrays of one shape; ToleranceError where what was found is not finite."""
+    if reference.shape != found.shape:
+        raise ValueError(f"an array {found.shape} is compared with a reference {reference.shape}")
+    if not np.isfinite(found).all():
+        raise ToleranceError("the bundle's image features are not finite")
+    return float(np.abs(reference.astype(np.float64) - found).max(initial=0.0))

@@ -195,7 +195,9 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
     drafter = DSpark(options.drafter, architecture, weights) if options.drafter else None
-    builder = PartBuilder(architecture, weights, store, options.precision, drafter)
+    eyes = _eyes(architecture, checkpoint, options)
+    deepstack_layers = eyes.deepstack_layers if eyes else 0
+    builder = PartBuilder(architecture, weights, store, options.precision, drafter, deepstack_layers)
     part_ends, states = [], []
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
@@ -208,7 +210,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
             )
         TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
-    vision = _plan_vision(architecture, checkpoint, options, weights)
+    vision = _plan_vision(eyes, options, weights) if eyes else None
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
         for expert_idx in layer.places:
@@ -248,16 +250,17 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     )
 
 
-def _plan_vision(
-    architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions, weights: Weights
-) -> EyesPlan | None:
-    """The model's eyes, rehearsed; None where it has none or they are left out."""
+def _eyes(architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions) -> Eyes | None:
+    """The model's eyes; None where it has none or they are left out."""
     eyes = architecture.eyes(checkpoint) if options.vision else None
-    if eyes is None:
-        if options.vision_bits is not None:
-            why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
-            raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
-        return None
+    if eyes is None and options.vision_bits is not None:
+        why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
+        raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
+    return eyes
+
+
+def _plan_vision(eyes: Eyes, options: ExportOptions, weights: Weights) -> EyesPlan:
+    """Eyes, rehearsed."""
     # They have no caches and no recurrences.
     precision = Precision(options.vision_bits or options.resolved_dense_bits, options.block_size)
     store, ends = VisionStore(None), []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lesonnx.errors import InputError
 from lesonnx.model import Model
+from lesonnx.runner import Runner
 from lesonnx_export.compare import Logits
 
 ARRAYS = ("input_ids", "logits", "greedy_prompt_len", "greedy_ids")
@@ -92,8 +93,8 @@ def read_recorded(path: Path, vocab_size: int, max_tokens: int) -> RecordedRefer
     Other arrays in it are left alone. InputError in one line for whatever does not fit together, or does not fit a
     model of that vocabulary and context; pickled objects are refused.
     """
-    arrays = _read_arrays(path)
-    ids = _integers(path, "input_ids", arrays["input_ids"], 1)
+    arrays = read_arrays(path, ARRAYS)
+    ids = integers(path, "input_ids", arrays["input_ids"], 1)
     logits = arrays["logits"]
     if logits.ndim != 2 or logits.dtype.kind != "f":
         raise InputError(f"{path}: logits must be floats [T,V], found {logits.dtype} {list(logits.shape)}")
@@ -103,8 +104,8 @@ def read_recorded(path: Path, vocab_size: int, max_tokens: int) -> RecordedRefer
         raise InputError(f"{path}: logits have a vocabulary of {logits.shape[1]}, the bundle's is {vocab_size}")
     if not np.isfinite(logits).all():
         raise InputError(f"{path}: logits hold values that are not finite")
-    greedy = _integers(path, "greedy_ids", arrays["greedy_ids"], 1)
-    prompt_len = int(_integers(path, "greedy_prompt_len", arrays["greedy_prompt_len"], 0))
+    greedy = integers(path, "greedy_ids", arrays["greedy_ids"], 1)
+    prompt_len = int(integers(path, "greedy_prompt_len", arrays["greedy_prompt_len"], 0))
     if not 1 <= prompt_len <= len(ids):
         raise InputError(f"{path}: greedy_prompt_len is {prompt_len}, expected 1 to {len(ids)}, the input_ids' length")
     for name, values in (("input_ids", ids), ("greedy_ids", greedy)):
@@ -119,16 +120,17 @@ def read_recorded(path: Path, vocab_size: int, max_tokens: int) -> RecordedRefer
     )
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """These arrays of a ``.npz`` file; InputError in one line where one is missing or cannot be read."""
     # A file that is no archive would be unpickled by numpy if it could be: look first.
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path}: not a .npz file")
     arrays = {}
     try:
         with np.load(path, allow_pickle=False) as archive:
-            for name in ARRAYS:
+            for name in names:
                 if name not in archive:
-                    raise InputError(f"{path}: has no array {name!r}; expected {', '.join(ARRAYS)}")
+                    raise InputError(f"{path}: has no array {name!r}; expected {', '.join(names)}")
                 arrays[name] = np.asarray(archive[name])
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
         reason = "pickled objects are refused" if "allow_pickle" in str(error) else " ".join(str(error).split())
@@ -136,7 +138,8 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _integers(path: Path, name: str, values: NDArray[Any], ndim: int) -> NDArray[Any]:
+def integers(path: Path, name: str, values: NDArray[Any], ndim: int) -> NDArray[Any]:
+    """Integers of so many dimensions as they are; InputError for anything else."""
     if values.ndim != ndim or values.dtype.kind not in "iu":
         wanted = "integers [n]" if ndim else "one integer"
         raise InputError(f"{path}: {name} must be {wanted}, found {values.dtype} {list(values.shape)}")
@@ -189,32 +192,37 @@ def random_ids(num_tokens: int, vocab_size: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(vocab_size, size=num_tokens)]
 
 
+def continue_greedily(runner: Runner, logits: NDArray[np.float32], num_tokens: int) -> list[int]:
+    """The likeliest tokens one after another, from logits [V] of what has run; the last one does not run."""
+    found: list[int] = []
+    while len(found) < num_tokens:
+        if found:
+            logits = runner.step(found[-1:], [0])[0]
+        found.append(int(logits.argmax()))
+    return found
+
+
 class BundleModel:
     """A loaded bundle behind the interface of `LanguageModel`. Owns it."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self.model = model
         self.name = str(model.bundle.directory)
         self.vocab_size = model.bundle.manifest.model.vocab_size
         self.max_tokens = model.bundle.manifest.model.max_position_embeddings
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around one."""
-        return self._model.encode(text)
+        return self.model.encode(text)
 
     def logits(self, token_ids: Sequence[int]) -> Logits:
-        self._model.runner.rewind(0)
-        return self._model.runner.prefill(list(token_ids), all_logits=True)
+        self.model.runner.rewind(0)
+        return self.model.runner.prefill(list(token_ids), all_logits=True)
 
     def greedy(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-        runner = self._model.runner
+        runner = self.model.runner
         runner.rewind(0)
-        found: list[int] = []
-        row = runner.prefill(list(prompt_ids)) if num_tokens else None
-        while row is not None:
-            found.append(int(row.argmax()))
-            row = runner.step(found[-1:], [0])[0] if len(found) < num_tokens else None
-        return found
+        return continue_greedily(runner, runner.prefill(list(prompt_ids)), num_tokens) if num_tokens else []
 
     def close(self) -> None:
-        self._model.close()
+        self.model.close()

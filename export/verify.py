@@ -21,7 +21,8 @@ from lesonnx.bundle import Bundle
 from lesonnx.commands.options import make_load_options, run_options
 from lesonnx.errors import InputError, ToleranceError
 from lesonnx.model import LoadOptions, Model, load
-from lesonnx_export.compare import Comparison, LogitsTally, judge
+from lesonnx_export.cases import Case, case_names, measure_case, read_case
+from lesonnx_export.compare import CaseComparison, Comparison, LogitsTally, judge, judge_case
 from lesonnx_export.optimum_model import OptimumModel
 from lesonnx_export.reference import (
     BundleModel,
@@ -71,15 +72,23 @@ def verify(
         opened.callback(model.close)
         source = open_reference(reference, model, options, text, tokens)
         opened.callback(source.close)
+        recorded, left_out = open_cases(reference, model.model.bundle)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("comparing", total=sum(len(window) for window in source.windows))
             comparison = measure(source, model, lambda num_tokens: progress.advance(task, num_tokens))
-    reason = judge(comparison, tolerance, max_kl)
+        cases = [measure_case(case, model.model) for case in recorded]
+    reasons = [judge(comparison, tolerance, max_kl), *(judge_case(case, tolerance, max_kl) for case in cases)]
+    reason = next((reason for reason in reasons if reason is not None), None)
     if as_json:
         document = {"reference": source.name, **asdict(comparison), "tolerance": tolerance, "max_kl": max_kl}
+        document |= {"cases": [asdict(case) for case in cases], "cases_left_out": left_out}
         click.echo(json.dumps({**document, "passed": reason is None}))
     else:
         Console().print(_table(source.name, comparison, tolerance, max_kl))
+        if cases:
+            Console().print(_cases_table(cases, tolerance, max_kl))
+        if left_out:
+            click.echo(f"note: {', '.join(left_out)} left out: this bundle has no eyes", err=True)
     if reason is not None:
         raise ToleranceError(f"{bundle}: {reason}")
 
@@ -121,6 +130,15 @@ def open_reference(
     return computed(other, ids, model.max_tokens)
 
 
+def open_cases(path: Path, bundle: Bundle) -> tuple[list[Case], list[str]]:
+    """The prompts with pictures of a file, and the names of those left out since the bundle takes no pictures."""
+    names = case_names(path) if path.is_file() else []
+    vision = bundle.manifest.vision
+    if vision is None:
+        return [], names
+    return [read_case(path, name, bundle.manifest, vision) for name in names], []
+
+
 def load_reference_bundle(path: Path, options: LoadOptions) -> Model:
     """Another bundle, run like the first, but never by twins: what those round is the first one's to answer for.
 
@@ -158,4 +176,24 @@ def _table(name: str, comparison: Comparison, tolerance: float, max_kl: float | 
     table.add_row("same likeliest token", f"{comparison.top1_agreement:.2%}", "")
     greedy = f"{comparison.greedy_matched_tokens} of {comparison.greedy_tokens}"
     table.add_row("greedy tokens alike", greedy, f"{comparison.greedy_tokens}" if judged else "")
+    return table
+
+
+def _cases_table(cases: list[CaseComparison], tolerance: float, max_kl: float | None) -> Table:
+    allowed = f"logits and features within {tolerance:g}" if max_kl is None else f"KL per token at most {max_kl:g}"
+    table = Table("case", title=f"Prompts with pictures ({allowed})", title_justify="left")
+    for column in ("tokens", "of images", "features", "logits", "KL", "greedy"):
+        table.add_column(column, justify="right")
+    table.add_column("positions")
+    for case in cases:
+        table.add_row(
+            case.name,
+            str(case.tokens),
+            str(case.image_tokens),
+            f"{case.features_max_abs_diff:.3g}",
+            f"{case.max_abs_diff:.3g}",
+            f"{case.kl:.3g}",
+            f"{case.greedy_matched_tokens} of {case.greedy_tokens}",
+            "equal" if case.position_ids_match else "differ",
+        )
     return table

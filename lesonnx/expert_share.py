@@ -15,8 +15,8 @@ from lesonnx.loader import ExpertLoader
 class ExpertShare:
     """Shares a budget between experts and the rest. Owned by a runner; not thread-safe.
 
-    ``fixed_bytes`` is what the process takes beside experts and what grows; the experts need ``least_bytes`` and have use
-    for ``most_bytes``. ``lent_bytes`` are taken from them for a time.
+    ``fixed_bytes`` is what the process takes beside experts and what grows; experts need ``least_bytes`` and can use
+    ``most_bytes``. ``lent_bytes`` are taken from them for a time.
     """
 
     loader: ExpertLoader

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,8 +53,8 @@ class Token:
 class GenerationReport:
     """How a generation went; complete once it has ended. ``drafts`` is None where nothing could be drafted.
 
-    ``pictures`` and ``image_tokens`` are those of the prompt, whether they had to be read or were known; ``vision_ms`` is
-    what reading them took.
+    ``pictures`` and ``image_tokens`` are those of the prompt, whether they had to be read or were known; ``vision_ms``
+    is what reading them took.
     """
 
     prompt_tokens: int = 0
@@ -109,8 +109,8 @@ def generate(
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
-    ``look`` reads the pictures of a prompt that has some, see `Album.look`; after each crop comes an empty token without
-    id, so that one can stop there.
+    ``look`` reads the pictures of a prompt that has some, see `Album.look`; after each crop comes an empty token
+    without id, so that one can stop there.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
     model = runner.bundle.manifest.model
@@ -150,24 +150,25 @@ def _steps(
     speculator: Speculator | None,
     look: Look | None,
 ) -> Iterator[Token]:
-    """The generator itself: pictures, prefill, then a step at a time, which gives a token, or several where drafts are right."""
+    """The generator itself: pictures, prefill, then a step at a time, which gives a token, or several by drafts."""
     # 1. Pictures that the sequence does not begin with. Until they are read, nothing of it is touched.
     runner.owner = report
     report.reused_tokens = runner.common_tokens(prompt) if reuse else 0
+    features: dict[str, Features] = {}
     if look is not None and (keys := prompt.keys_from(report.reused_tokens)):
-        features: dict[str, Features] = {}
         with closing(look(keys, features)) as crops:
             while _next_crop(crops, report):
                 yield Token(None, "")
                 _check_owner(runner, report)
-        prompt = prompt.with_features(features)
 
     # 2. The prompt, but for what the sequence begins with already. Its last token always runs: it gives the logits.
     runner.rewind(report.reused_tokens)
     if speculator is not None:
         report.drafts = speculator.begin(prompt.token_ids, report.reused_tokens, sampler)
     began = time.perf_counter()
-    logits = runner.prefill(prompt.part(report.reused_tokens))
+    with runner.lend(sum(array.nbytes for array in features.values())) if features else nullcontext():
+        logits = runner.prefill(prompt.part(report.reused_tokens).with_features(features))
+    features.clear()
     report.prefill_ms = (time.perf_counter() - began) * 1e3
 
     # 3. Token by token, until the end-of-sequence token, a stop string or the limit. What the caller does between two

@@ -24,7 +24,7 @@ class History:
         self._image_rows: dict[int, ImageRow] = {}
 
     def positions(self, prompt: Prompt) -> NDArray[np.int64]:
-        """The positions [R,L] of what is to run next: its own, or those that come next. ValueError where they misfit."""
+        """The positions [R,L] of what runs next: its own, or those that come next. ValueError where they do not fit."""
         if prompt.position_ids is None:
             return self._positions.next(len(prompt))
         expected = (self._positions.num_rows, len(prompt))

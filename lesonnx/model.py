@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from lesonnx.governor import Governor
 from lesonnx.limits import DEFAULT_LOADERS, MAX_LOADERS, MAX_THREADS
 from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
+from lesonnx.prompt import Prompt
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
 from lesonnx.speculative.draft_model import DraftModelDrafter
@@ -30,6 +32,9 @@ from lesonnx.speculative.speculator import Speculator
 from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 from lesonnx.twins import Twins
+from lesonnx.vision.album import KEPT_BYTES, Album, Shown
+from lesonnx.vision.prompts import expand_ids, place, split_messages, with_placeholders
+from lesonnx.vision.rules import expand
 
 # Schedule -> what it sets, and how many threads read.
 SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {
@@ -94,6 +99,7 @@ class Model:
     engine_name: str = ""
     notes: list[str] = field(default_factory=list)
     speculator: Speculator | None = None
+    album: Album | None = None
 
     @property
     def telemetry(self) -> Telemetry:
@@ -108,22 +114,74 @@ class Model:
             raise InputError(f"{self.bundle.directory}: has no tokenizer; give token ids instead of text")
         return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
-    def generate(self, prompt: str | Sequence[int], options: GenerationOptions | None = None) -> Generation:
-        """Generate from a text or token ids, from scratch. Errors of the prompt come before any work."""
-        return self._generate(self.encode(prompt), options, reuse=False)
+    def generate(
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, images: Sequence[Any] = ()
+    ) -> Generation:
+        """Generate from a text or token ids, from scratch. Errors of the prompt come before any work.
+
+        ``images`` are paths, bytes, Pillow images, uint8 arrays [Y,X,3] or what `open_picture` gave. A text has a
+        placeholder a picture, see `VisionTexts`, or none: then they come first. Ids have an image token a picture.
+        """
+        pictures = [self.open_picture(source) for source in images]
+        vision = self.bundle.manifest.vision
+        if vision and isinstance(prompt, str):
+            prompt = with_placeholders(prompt, len(pictures), vision)
+        return self._generate(self._prompt(prompt, pictures), pictures, options, reuse=False)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions | None = None) -> Generation:
-        """Answer a conversation by the bundle's chat template; what the last answer computed is used again."""
+        """Answer a conversation by the bundle's chat template; what the last answer computed is used again.
+
+        A message's content is a text, or a list of ``{"type": "text", "text": …}`` and
+        ``{"type": "image", "image": …}`` with a picture as in `generate`.
+        """
         if self.chat_template is None:
             raise InputError(f"{self.bundle.directory}: has no chat template; use generate, or `lesonnx run`")
-        text = self.chat_template.render(messages)
-        return self._generate(self.encode(text, add_special_tokens=False), options, reuse=True)
+        plain, sources = split_messages(messages)
+        pictures = [self.open_picture(source) for source in sources]
+        prompt = self._prompt(self.chat_template.render(plain), pictures, add_special_tokens=False)
+        return self._generate(prompt, pictures, options, reuse=True)
 
-    def _generate(self, prompt_ids: list[int], options: GenerationOptions | None, reuse: bool) -> Generation:
-        report = GenerationReport()
-        options = options or GenerationOptions()
+    def open_picture(self, source: Any) -> Shown:
+        """Look whether a source is a picture that the model can read; what comes back stands for it from then on.
+
+        InputError in one line where it is not, or where the bundle takes no pictures.
+        """
+        if self.album is None:
+            raise InputError(f"{self.bundle.directory}: this bundle has no eyes: it takes no pictures")
+        return self.album.open(source)
+
+    def _prompt(
+        self, prompt: str | Sequence[int], pictures: Sequence[Shown], add_special_tokens: bool = True
+    ) -> Prompt:
+        """The prompt with all that stands for its pictures; InputError unless there is a placeholder for each."""
+        vision = self.bundle.manifest.vision
+        if vision is None or (not pictures and not isinstance(prompt, str)):
+            # Among ids, an image token that stands for no picture is a token like any other.
+            return Prompt(self.encode(prompt, add_special_tokens))
+        views = [shown.views for shown in pictures]
+        if isinstance(prompt, str):
+            token_ids = self.encode(expand(prompt, views, vision), add_special_tokens)
+        elif self.tokenizer is None:
+            raise InputError(f"{self.bundle.directory}: has no tokenizer, which a prompt with pictures needs")
+        else:
+            token_ids = expand_ids(prompt, views, vision, lambda text: self.encode(text, add_special_tokens=False))
+        if not pictures:
+            return Prompt(token_ids)
+        return place(token_ids, views, [shown.key for shown in pictures], vision)
+
+    def _generate(
+        self, prompt: Prompt, pictures: Sequence[Shown], options: GenerationOptions | None, reuse: bool
+    ) -> Generation:
+        report = GenerationReport(pictures=len(pictures))
         tokens = generate(
-            self.runner, prompt_ids, options, report, self.tokenizer, reuse=reuse, speculator=self.speculator
+            self.runner,
+            prompt,
+            options or GenerationOptions(),
+            report,
+            self.tokenizer,
+            reuse=reuse,
+            speculator=self.speculator,
+            look=partial(self.album.look, pictures) if self.album else None,
         )
         return Generation(tokens, report)
 
@@ -211,6 +269,7 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             late_bytes = 0
             if isinstance(drafter, DraftModelDrafter):
                 late_bytes, runner.bytes_beside = drafter.late_bytes, drafter.bytes_at
+            late_bytes += KEPT_BYTES if bundle.manifest.vision else 0
             runner.bound_memory(options.memory_budget_bytes, options.expert_budget_bytes, late_bytes)
     except BaseException:
         if speculator is not None:
@@ -223,4 +282,5 @@ def load(bundle: Path | str | Bundle, options: LoadOptions | None = None, **chan
             f"the experts may take {format_bytes(loader.expert_budget_bytes)}, less than the"
             f" {format_bytes(bundle.token_demand_bytes)} that one token uses: few can stay from one token to the next"
         )
-    return Model(bundle, runner, options, tokenizer, template, engine.name, notes, speculator)
+    album = Album(bundle, runner, options.num_threads) if bundle.manifest.vision else None
+    return Model(bundle, runner, options, tokenizer, template, engine.name, notes, speculator, album)

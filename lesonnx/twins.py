@@ -171,8 +171,8 @@ class Twins:
         if not providers:
             return
         manifest = self._bundle.manifest
-        rows = {len(value.shape) for value in record.positions.inputs if value.name == "position_ids"}
-        if rows - {3 if manifest.position_rows == 3 else 2}:
+        sizes = {len(value.shape) for value in record.positions.inputs if value.name == "position_ids"}
+        if sizes - {3 if manifest.position_rows == 3 else 2}:
             self.notes.append("twins take one position a token and the model has three: dense parts run without them")
             return
         others = {}

@@ -5,15 +5,19 @@ Its eyes, ``model.visual.``, are no part of the decoder; what they give for its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lesonnx_export.architectures import qwen3_moe
-from lesonnx_export.checkpoint import Float32, Weights
+from lesonnx_export.checkpoint import Checkpoint, Float32, Weights
 from lesonnx_export.config import Config
 from lesonnx_export.expert import ExpertTensors
 from lesonnx_export.rope import Rope, on_three_axes
+from lesonnx_export.vision.eyes import Eyes
+from lesonnx_export.vision.qwen3_vl_eyes import Qwen3VLEyes
 
 # What transformers takes where mrope_section is left out.
 DEFAULT_SECTION = (24, 20, 20)
@@ -32,7 +36,9 @@ class Architecture(qwen3_moe.Architecture):
         "num_experts_per_tok": 4,
     }
     default_rope_theta = 500000.0
-    skipped = qwen3_moe.Architecture.skipped | {r"(model\.)?visual\..*": "vision tower and merger, left out"}
+    of_eyes: Mapping[str, str] = MappingProxyType(
+        {r"(model\.)?visual\..*": "vision tower and mergers, left out by --no-vision"}
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -43,6 +49,9 @@ class Architecture(qwen3_moe.Architecture):
 
     def _rope(self) -> Rope:
         return on_three_axes(self.config, super()._rope(), DEFAULT_SECTION)
+
+    def eyes(self, checkpoint: Checkpoint) -> Eyes:
+        return Qwen3VLEyes.read(checkpoint, self.hidden_size, self.vocab_size, self.num_hidden_layers)
 
     def expert(self, weights: Weights, layer_idx: int, expert_idx: int) -> ExpertTensors:
         """As of every family; where the fused tensors are published [experts, inputs, outputs], the other way round."""

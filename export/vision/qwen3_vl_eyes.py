@@ -22,7 +22,7 @@ from lesonnx_export.vision.processor import Settings
 from lesonnx_export.vision.separator import separator_of
 from lesonnx_export.vision.vision_config import Pixels
 
-TYPES = re.compile(r"Qwen[23]_?VLImageProcessor(Pil|Fast)?")
+TYPES = re.compile(r"Qwen[23]VLImageProcessor(Pil|Fast)?")
 # What transformers takes for keys that are left out.
 DEFAULTS: dict[str, Any] = {
     "do_resize": True,
@@ -68,9 +68,17 @@ class Qwen3VLEyes:
             settings.require(key, expected)
         least, most = _bounds(settings)
         tokens, placeholder, picture = _marks(checkpoint, vocab_size)
-        separator, note = separator_of(checkpoint, picture)
+        separator, note = separator_of(checkpoint.directory, picture)
         texts = Qwen3VLTexts(placeholder=placeholder, picture=picture, separator=separator)
-        return cls(tower, settings.pixels(TYPES), least, most, tokens, texts, (note,) if note else ())
+        return cls(
+            tower,
+            settings.pixels(TYPES, "a Qwen2VLImageProcessor"),
+            least,
+            most,
+            tokens,
+            texts,
+            (note,) if note else (),
+        )
 
     @property
     def deepstack_layers(self) -> int:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lesonnx.commands.options import BUNDLE, load_options, make_generation_options, make_load_options, sampling_options
 from lesonnx.commands.run import summary
 from lesonnx.errors import ContextError, InputError
+
+if TYPE_CHECKING:
+    from lesonnx.model import Model
+    from lesonnx.vision.album import Shown
 
 
 @click.command()
@@ -23,7 +27,10 @@ from lesonnx.errors import ContextError, InputError
 @sampling_options
 @load_options
 def chat(bundle: Path, system: str | None, **values: Any) -> None:
-    """Talk with the bundle BUNDLE; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    """Talk with the bundle BUNDLE; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.
+
+    /image FILE shows a picture, before the question that it belongs to; several may come.
+    """
     from lesonnx.bundle import Bundle
     from lesonnx.model import load
 
@@ -32,20 +39,26 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
         raise InputError(f"{bundle}: has no chat template; use `lesonnx run {bundle} --prompt TEXT`")
     options = make_generation_options(values)
     beginning = [{"role": "system", "content": system}] if system else []
-    messages: list[dict[str, str]] = list(beginning)
+    messages: list[dict[str, Any]] = list(beginning)
+    pictures: list[Shown] = []
     with load(bundle, make_load_options(values)) as model:
         for note in model.notes:
             print(f"note: {note}", file=sys.stderr)
         while True:
             line = _ask()
-            if line is None or line.strip() == "/exit":
+            command = line.strip() if line is not None else "/exit"
+            if command == "/exit":
                 return
-            if line.strip() == "/reset":
-                messages = list(beginning)
+            if command == "/reset":
+                messages, pictures = list(beginning), []
                 continue
-            if not line.strip():
+            if command.split(maxsplit=1)[:1] == ["/image"]:
+                if shown := _show(model, command.removeprefix("/image")):
+                    pictures.append(shown)
                 continue
-            asked = [*messages, {"role": "user", "content": line}]
+            if not command:
+                continue
+            asked = [*messages, {"role": "user", "content": _content(pictures, str(line))}]
             answer = ""
             try:
                 generation = model.chat(asked, options)
@@ -56,12 +69,40 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
                         if stopped:
                             print(" [stopped]", end="")
                             break
-            except ContextError as error:
-                print(f"error: {error}; /reset begins anew", file=sys.stderr)
+            except InputError as error:
+                # The conversation is what it was before the question.
+                way_out = "; /reset begins anew" if isinstance(error, ContextError) else ""
+                put_away = "; the pictures shown for it are put away" if pictures else ""
+                print(f"error: {error}{way_out}{put_away}", file=sys.stderr)
+                pictures = []
                 continue
             print()
             print(summary(model, generation.report), file=sys.stderr)
-            messages = [*asked, {"role": "assistant", "content": answer}]
+            if not generation.report.token_ids:
+                # Stopped while pictures were read: they wait for the next question.
+                continue
+            messages, pictures = [*asked, {"role": "assistant", "content": answer}], []
+
+
+def _content(pictures: Sequence[Shown], question: str) -> str | list[dict[str, Any]]:
+    """A message's content: its pictures, then the text."""
+    if not pictures:
+        return question
+    return [*({"type": "image", "image": shown} for shown in pictures), {"type": "text", "text": question}]
+
+
+def _show(model: Model, name: str) -> Shown | None:
+    """The picture of a file that the user named, perhaps in quotes; None, and one line, where it is none."""
+    name = name.strip()
+    if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"":
+        name = name[1:-1]
+    try:
+        if not name:
+            raise InputError("/image needs the name of a file")
+        return model.open_picture(Path(name).expanduser())
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
 
 
 @contextmanager

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 @click.option("--prompt", help="The text to go on from; - reads standard input.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="A file that holds the prompt.")
 @click.option("--prompt-ids", help="Token ids instead of text, parted by commas; needs no tokenizer.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A picture, for the prompt's placeholder or in front of it; may be given several times.",
+)
 @sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
 @load_options
@@ -38,6 +45,7 @@ def run(
     prompt: str | None,
     prompt_file: Path | None,
     prompt_ids: str | None,
+    images: tuple[Path, ...],
     ignore_eos: bool,
     trace: Path | None,
     record_routing: Path | None,
@@ -63,7 +71,7 @@ def run(
             from lesonnx.bench.recorder import RoutingRecorder
 
             recorder = model.runner.recorder = RoutingRecorder(model.bundle)
-        generation = model.generate(source, generation_options)
+        generation = model.generate(source, generation_options, images)
         if as_json:
             text = generation.text()
             print(json.dumps(describe(model, generation.report, text)))
@@ -107,6 +115,9 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "text": text,
         "tokens": report.token_ids,
         "prompt_tokens": report.prompt_tokens,
+        "pictures": report.pictures,
+        "image_tokens": report.image_tokens,
+        "vision_ms": round(report.vision_ms, 3),
         "finish_reason": report.finish_reason,
         "prefill_ms": round(report.prefill_ms, 3),
         "decode_ms": round(report.decode_ms, 3),
@@ -152,12 +163,21 @@ def _drafts(report: GenerationReport) -> str:
     return f"{sum(drafts.accepted)} of {sum(drafts.drafted)} drafted tokens accepted{first}; "
 
 
+def _pictures(report: GenerationReport) -> str:
+    """What the prompt's pictures took, for the summary; nothing without."""
+    if not report.pictures:
+        return ""
+    noun = "picture" if report.pictures == 1 else "pictures"
+    return f"{report.pictures} {noun} of {report.image_tokens} tokens read in {report.vision_ms / 1e3:.2f} s; "
+
+
 def summary(model: Model, report: GenerationReport) -> str:
     """One line on how it went."""
     telemetry = model.telemetry
     twins = "twins ran; " if twins_ran(model, report) else ""
     return (
-        f"[{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s, {len(report.token_ids)} generated"
+        f"[{_pictures(report)}{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s,"
+        f" {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
         f" read; {twins}{_drafts(report)}experts {format_bytes(model.bundle.expert_bytes)},"
         f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"

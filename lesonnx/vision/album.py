@@ -6,7 +6,7 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import Picture, open_picture
 from lesonnx.vision.rules import views
 
-# Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures of
-# ten crops, or of thirty small ones.
+# Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures
+# of ten crops, or of thirty small ones.
 KEPT_BYTES = 16 << 20
 # What decoding a pixel takes at most, and what preparing it takes beside its three bytes.
 DECODING_BYTES = 16
@@ -59,7 +59,7 @@ class Album:
     def open(self, source: Any) -> Shown:
         """Open a picture: a path, bytes, a Pillow image, an array, or what was opened before.
 
-        InputError in one line for what is no picture, or none that can be cut; BudgetError where there is no room for it.
+        InputError in one line for what is no picture, or none that can be cut; BudgetError where it has no room.
         """
         if isinstance(source, Shown):
             return source
@@ -70,22 +70,24 @@ class Album:
     def _decode(self, source: Any) -> Picture:
         return open_picture(source)
 
-    def look(self, pictures: Iterable[Shown], found: dict[str, Features]) -> Iterator[None]:
-        """Put the features of pictures into ``found``, by key; those that are not kept are read, crop by crop.
+    def look(self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]) -> Generator[None]:
+        """Put the features of those of ``pictures`` that have one of the keys into ``found``, by key.
 
-        Gives control back after every crop: whoever stops there loses that picture's crops and nothing else. The memory
-        that reading takes is lent by the experts. BudgetError where they cannot.
+        What is not kept is read, crop by crop, and control given back after each: whoever stops there loses that
+        picture's crops and nothing else. Experts lend the memory that reading takes. BudgetError where they cannot.
         """
+        by_key = {shown.key: shown for shown in pictures}
         unknown: dict[str, Shown] = {}
-        for shown in pictures:
-            if shown.key in self._kept:
-                self._kept.move_to_end(shown.key)
-                found[shown.key] = self._kept[shown.key]
-            elif shown.key not in found:
-                unknown[shown.key] = shown
+        for key in keys:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                found[key] = self._kept[key]
+            else:
+                unknown[key] = by_key[key]
         if not unknown:
             return
         needed = max(reading_bytes(self._bundle, shown) for shown in unknown.values())
+        needed += sum(features_bytes(self._bundle, shown) for shown in unknown.values())
         idle = self._runner.free_chunks()
         with self._runner.lend(max(0, needed - idle)), Eyes(self._bundle, self._num_threads) as eyes:
             for key, shown in unknown.items():
@@ -111,9 +113,15 @@ class Album:
 
 
 def reading_bytes(bundle: Bundle, shown: Shown) -> int:
-    """What reading a picture takes: the tower's weights, and the picture while it is prepared or its crops after that."""
+    """What reading a picture takes: the tower's weights, and the picture while it is prepared or its crops later."""
     vision = record_of(bundle)
     weights = bundle.file(vision.data).stat().st_size
     decoded = shown.height * shown.width * max(DECODING_BYTES, 3 + PREPARING_BYTES)
     packed = sum(view.size[0] * view.size[1] * 3 for view in shown.views) * np.dtype(np.float32).itemsize
     return weights + packed + max(decoded, vision.working_bytes)
+
+
+def features_bytes(bundle: Bundle, shown: Shown) -> int:
+    """What a picture's features take."""
+    num_tokens = sum(view.num_tokens(record_of(bundle)) for view in shown.views)
+    return num_tokens * bundle.manifest.model.hidden_size * np.dtype(np.float32).itemsize

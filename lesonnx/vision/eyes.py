@@ -1,7 +1,7 @@
 """What reads pictures: the bundle's two vision parts, open as long as they are needed.
 
-It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features, others
-know.
+It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features,
+others know.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Eyes:
         self.close()
 
     def crops(self, pixels: NDArray[np.uint8], views: Sequence[View]) -> list[Crop]:
-        """A picture [Y,X,3] prepared: the overview, then the slices. What they take is far less than a large picture."""
-        crops = []
+        """A picture [Y,X,3] prepared: the overview, then the slices."""
+        crops: list[Crop] = []
         for view in views:
             size, grid = (np.asarray(sides, np.int64) for sides in (view.size, view.grid))
             (packed,) = _run(self._sessions["vision_prepare"], {"image": pixels, "size": size, "grid": grid})
@@ -62,8 +62,8 @@ class Eyes:
     def see(self, crop: Crop) -> Features:
         """The features [I,H] of a crop; with what deepstack adds behind layers, one after the other: [I,(1+D)*H]."""
         target_size = np.asarray(crop.target_size, np.int64)
-        inputs = {"pixel_values": np.ascontiguousarray(crop.pixel_values), "target_size": target_size}
-        given = _run(self._sessions["vision_tower"], inputs)
+        pixel_values = np.ascontiguousarray(crop.pixel_values)
+        given = _run(self._sessions["vision_tower"], {"pixel_values": pixel_values, "target_size": target_size})
         return np.concatenate(given, axis=1) if len(given) > 1 else given[0]
 
 
