@@ -55,7 +55,6 @@ class Qwen3VLEyes:
     texts: Qwen3VLTexts
     notes: Sequence[str] = ()
     names: Sequence[str] = ("vision_prepare", "vision_tower")
-    skipped: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, hidden_size: int, vocab_size: int, num_layers: int) -> Qwen3VLEyes:
@@ -79,6 +78,10 @@ class Qwen3VLEyes:
             texts,
             (note,) if note else (),
         )
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        return MappingProxyType({})
 
     @property
     def deepstack_layers(self) -> int:
