@@ -677,7 +677,10 @@ def parse_manifest(text: str, source: str = "manifest.json") -> Manifest:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"]) or "document"
+        loc = first["loc"]
+        # Behind a record of which there are several kinds comes the kind, which is no field.
+        loc = loc[:1] + loc[2:] if loc[:1] == ("vision",) else loc
+        where = ".".join(map(str, loc)) or "document"
         raise BundleError(f"{source}: {where}: {first['msg']}") from None
 
 
