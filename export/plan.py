@@ -109,6 +109,11 @@ class ExportOptions:
         kv_bits = 32 if self.kv_bits == 8 else self.kv_bits
         return Precision(self.resolved_dense_bits, self.block_size, kv_bits, self.resolved_operators)
 
+    @property
+    def vision_precision(self) -> Precision:
+        """What eyes are stored in; they have no caches and no recurrences."""
+        return Precision(self.vision_bits or self.resolved_dense_bits, self.block_size)
+
     def twins(self, max_position_embeddings: int) -> TwinOptions | None:
         """What twins there are to be, of a model of that context; None without ``accelerate``."""
         if self.accelerate is None:
@@ -261,8 +266,7 @@ def _eyes(architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions)
 
 def _plan_vision(eyes: Eyes, options: ExportOptions, weights: Weights) -> EyesPlan:
     """Eyes, rehearsed."""
-    # They have no caches and no recurrences.
-    precision = Precision(options.vision_bits or options.resolved_dense_bits, options.block_size)
+    precision = options.vision_precision
     store, ends = VisionStore(None), []
     for name in eyes.names:
         eyes.build(name, weights, store, precision)

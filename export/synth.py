@@ -101,6 +101,14 @@ def with_low_layers(options: ExportOptions, config: dict[str, Any], low_layers: 
     return replace(options, precisions=tuple(mixed if low else plain for low in is_low))
 
 
+def changed_shape(shape: str, changes: dict[str, int]) -> dict[str, Any]:
+    """The configuration of a known shape, entries of its text model replaced."""
+    config = SHAPES[shape]
+    if "text_config" in config:
+        return config | {"text_config": config["text_config"] | changes}
+    return config | changes
+
+
 def write_synthetic(
     shape: str,
     bundle: Path,
@@ -117,11 +125,11 @@ def write_synthetic(
         raise InputError(f"shape {shape!r} is not known, expected one of {', '.join(SHAPES)}")
     if bundle.exists():
         raise InputError(f"{bundle}: already exists; remove it or choose another name")
-    config = SHAPES[shape] | changes
+    config = changed_shape(shape, changes)
     if low_layers:
         options = with_low_layers(options, config, low_layers)
     checkpoint = SyntheticCheckpoint(config)
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = bool(Config(config).values.get("tie_word_embeddings", False))
     plan = make_plan(checkpoint, options, SyntheticWeights(checkpoint, rehearsal=True, tied=tied))
     bundle.mkdir(parents=True)
     journal = Journal.create(bundle, "synthetic")

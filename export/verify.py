@@ -81,7 +81,7 @@ def verify(
     reason = next((reason for reason in reasons if reason is not None), None)
     if as_json:
         document = {"reference": source.name, **asdict(comparison), "tolerance": tolerance, "max_kl": max_kl}
-        document |= {"cases": [asdict(case) for case in cases], "cases_left_out": left_out}
+        document |= {"cases": [{"name": case.name, **asdict(case)} for case in cases], "cases_left_out": left_out}
         click.echo(json.dumps({**document, "passed": reason is None}))
     else:
         Console().print(_table(source.name, comparison, tolerance, max_kl))
@@ -182,7 +182,7 @@ def _table(name: str, comparison: Comparison, tolerance: float, max_kl: float | 
 def _cases_table(cases: list[CaseComparison], tolerance: float, max_kl: float | None) -> Table:
     allowed = f"logits and features within {tolerance:g}" if max_kl is None else f"KL per token at most {max_kl:g}"
     table = Table("case", title=f"Prompts with pictures ({allowed})", title_justify="left")
-    for column in ("tokens", "of images", "features", "logits", "KL", "greedy"):
+    for column in ("tokens", "image", "features", "logits" if max_kl is None else "KL", "greedy"):
         table.add_column(column, justify="right")
     table.add_column("positions")
     for case in cases:
@@ -191,8 +191,7 @@ def _cases_table(cases: list[CaseComparison], tolerance: float, max_kl: float | 
             str(case.tokens),
             str(case.image_tokens),
             f"{case.features_max_abs_diff:.3g}",
-            f"{case.max_abs_diff:.3g}",
-            f"{case.kl:.3g}",
+            f"{case.max_abs_diff if max_kl is None else case.kl:.3g}",
             f"{case.greedy_matched_tokens} of {case.greedy_tokens}",
             "equal" if case.position_ids_match else "differ",
         )

@@ -363,8 +363,8 @@ class VisionTokens(Strict):
 class VisionTexts(Strict):
     """The text that stands for pictures in a prompt.
 
-    A prompt has one ``placeholder`` a picture; it becomes a mark, one placeholder a token of the overview, a mark, and so
-    on, see docs/bundle.md. ``id_start`` and ``id_end`` stand around a picture's number, both None where it has none.
+    A prompt has one ``placeholder`` a picture; it becomes a mark, one placeholder a token of the overview, a mark, and
+    so on, see docs/bundle.md. ``id_start`` and ``id_end`` stand around a picture's number, both None where it has none.
     ``separator`` comes between a picture and what follows it in a message of a chat; None where there is no chat.
     """
 
@@ -387,9 +387,9 @@ class VisionTexts(Strict):
 class Vision(Strict):
     """How pictures come in: what prepares and reads them, and how they are cut, marked and placed; docs/bundle.md.
 
-    A picture is seen whole, as its overview, and in up to ``max_slice_nums`` slices of about ``scale_resolution`` squared
-    pixels (1: none). ``token_patches`` patches a side, each of ``patch_size`` pixels a side, give one image token.
-    ``working_bytes`` is what the tower takes for the largest crop, beside the weights in ``data``.
+    A picture is seen whole, as its overview, and in up to ``max_slice_nums`` slices of about ``scale_resolution``
+    squared pixels (1: none). ``token_patches`` patches a side, each of ``patch_size`` pixels a side, give one image
+    token. ``working_bytes`` is what the tower takes for the largest crop, beside the weights in ``data``.
     """
 
     kind: Literal["minicpmv"]

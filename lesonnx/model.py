@@ -126,7 +126,7 @@ class Model:
         vision = self.bundle.manifest.vision
         if vision and isinstance(prompt, str):
             prompt = with_placeholders(prompt, len(pictures), vision)
-        return self._generate(self._prompt(prompt, pictures), pictures, options, reuse=False)
+        return self._generate(self._prompt(prompt, pictures), options, reuse=False, pictures=pictures)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions | None = None) -> Generation:
         """Answer a conversation by the bundle's chat template; what the last answer computed is used again.
@@ -139,7 +139,7 @@ class Model:
         plain, sources = split_messages(messages)
         pictures = [self.open_picture(source) for source in sources]
         prompt = self._prompt(self.chat_template.render(plain), pictures, add_special_tokens=False)
-        return self._generate(prompt, pictures, options, reuse=True)
+        return self._generate(prompt, options, reuse=True, pictures=pictures)
 
     def open_picture(self, source: Any) -> Shown:
         """Look whether a source is a picture that the model can read; what comes back stands for it from then on.
@@ -170,7 +170,11 @@ class Model:
         return place(token_ids, views, [shown.key for shown in pictures], vision)
 
     def _generate(
-        self, prompt: Prompt, pictures: Sequence[Shown], options: GenerationOptions | None, reuse: bool
+        self,
+        prompt: Sequence[int] | Prompt,
+        options: GenerationOptions | None,
+        reuse: bool,
+        pictures: Sequence[Shown] = (),
     ) -> Generation:
         report = GenerationReport(pictures=len(pictures))
         tokens = generate(

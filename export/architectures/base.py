@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -149,6 +150,10 @@ class Decoder:
 
     def eyes(self, checkpoint: Checkpoint) -> Eyes | None:
         """What takes pictures in, as a checkpoint has it; None for a family without, CheckpointError in one line."""
+        return None
+
+    def eyes_of_shape(self, config: dict[str, Any], directory: Path | None) -> Eyes | None:
+        """The same of a config.json alone, for sizes: marks are made up; ``directory`` may hold a processor's files."""
         return None
 
     # -- layers ------------------------------------------------------------------------------------------------------

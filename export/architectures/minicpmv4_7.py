@@ -6,7 +6,9 @@ Its eyes, the vision tower and the merger behind it, are no part of the decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lesonnx_export.architectures import qwen3_5_moe_text
 from lesonnx_export.checkpoint import Checkpoint
@@ -40,3 +42,6 @@ class Architecture(qwen3_5_moe_text.Architecture):
 
     def eyes(self, checkpoint: Checkpoint) -> Eyes:
         return MiniCPMVEyes.read(checkpoint, self.hidden_size, self.vocab_size)
+
+    def eyes_of_shape(self, config: dict[str, Any], directory: Path | None) -> Eyes:
+        return MiniCPMVEyes.of_shape(config, self.hidden_size, directory)

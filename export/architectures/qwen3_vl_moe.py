@@ -6,6 +6,7 @@ Its eyes, ``model.visual.``, are no part of the decoder; what they give for its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -52,6 +53,9 @@ class Architecture(qwen3_moe.Architecture):
 
     def eyes(self, checkpoint: Checkpoint) -> Eyes:
         return Qwen3VLEyes.read(checkpoint, self.hidden_size, self.vocab_size, self.num_hidden_layers)
+
+    def eyes_of_shape(self, config: dict[str, Any], directory: Path | None) -> Eyes:
+        return Qwen3VLEyes.of_shape(config, self.hidden_size, self.num_hidden_layers, directory)
 
     def expert(self, weights: Weights, layer_idx: int, expert_idx: int) -> ExpertTensors:
         """As of every family; where the fused tensors are published [experts, inputs, outputs], the other way round."""

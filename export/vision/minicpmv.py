@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
 from lesonnx.vision.cutting import max_crop_tokens
@@ -15,7 +17,7 @@ from lesonnx_export.segments import BuiltPart
 from lesonnx_export.vision import tower as tower_part
 from lesonnx_export.vision.marks import read_marks
 from lesonnx_export.vision.prepare import build_prepare
-from lesonnx_export.vision.processor import Processor, read_processor
+from lesonnx_export.vision.processor import PREPROCESSOR, PROCESSOR, Processor, Settings, read_processor
 from lesonnx_export.vision.separator import separator_of
 from lesonnx_export.vision.vision_config import TowerConfig
 
@@ -43,6 +45,16 @@ class MiniCPMVEyes:
         separator, note = separator_of(checkpoint.directory, marks.texts.placeholder)
         texts = marks.texts.model_copy(update={"separator": separator})
         return cls(tower, processor, marks.tokens, texts, [note] if note else [])
+
+    @classmethod
+    def of_shape(cls, config: dict[str, Any], hidden_size: int, directory: Path | None) -> MiniCPMVEyes:
+        """Those of a config.json alone, for sizes: the marks are made up, and the processor where it is not there."""
+        tower = TowerConfig.read(config, hidden_size)
+        known = directory is not None and any((directory / name).is_file() for name in (PROCESSOR, PREPROCESSOR))
+        settings = Settings.of(directory) if directory is not None and known else Settings.usual(tower)
+        marks = dict.fromkeys(VisionTokens.model_fields, 0)
+        texts = {name: "?" for name, field in VisionTexts.model_fields.items() if field.is_required()}
+        return cls(tower, settings.processor(tower), VisionTokens(**marks), VisionTexts(**texts))
 
     @property
     def skipped(self) -> Mapping[str, str]:

@@ -86,11 +86,17 @@ class Settings:
             inner = inner | {"use_image_id": outer["use_image_id"]}
         return cls(source, {**defaults, **{key: value for key, value in inner.items() if value is not None}})
 
+    @classmethod
+    def usual(cls, tower: TowerConfig) -> Settings:
+        """What a processor for a tower has where none is known."""
+        mode = "4x" if tower.insert_layer_id is None else "16x"
+        return cls("processor", DEFAULTS | {"patch_size": tower.patch_size, "downsample_mode": mode})
+
     def processor(self, tower: TowerConfig) -> Processor:
         """What they mean for a tower; CheckpointError for what it cannot be given."""
         pixels = self.pixels(TYPES, "a MiniCPMV4_6ImageProcessor")
-        self.require("patch_size", tower.patch_size)
-        self.require("downsample_mode", "4x" if tower.insert_layer_id is None else "16x")
+        for key in ("patch_size", "downsample_mode"):
+            self.require(key, Settings.usual(tower).values[key])
         slices = self._count("max_slice_nums")
         return Processor(
             pixels=pixels,

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,7 @@ from lesonnx_export.segments import BuiltPart
 from lesonnx_export.tokenizer import TOKENIZER_JSON, load_tokenizer
 from lesonnx_export.vision import qwen3_vl
 from lesonnx_export.vision.prepare import build_prepare
-from lesonnx_export.vision.processor import Settings
+from lesonnx_export.vision.processor import PREPROCESSOR, PROCESSOR, Settings
 from lesonnx_export.vision.separator import separator_of
 from lesonnx_export.vision.vision_config import Pixels
 
@@ -36,6 +37,13 @@ DEFAULTS: dict[str, Any] = {
     "merge_size": 2,
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+}
+# What Qwen3-VL's checkpoints have instead.
+PUBLISHED: dict[str, Any] = DEFAULTS | {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "patch_size": 16,
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
 }
 # Larger is no processor's, and would only exhaust whoever believes it.
 MOST_PIXELS = 1 << 28
@@ -78,6 +86,19 @@ class Qwen3VLEyes:
             texts,
             (note,) if note else (),
         )
+
+    @classmethod
+    def of_shape(cls, config: dict[str, Any], hidden_size: int, num_layers: int, directory: Path | None) -> Qwen3VLEyes:
+        """Those of a config.json alone, for sizes: the marks are made up, and the processor where it is not there.
+
+        Then it is the one that Qwen3-VL is published with.
+        """
+        tower = qwen3_vl.TowerConfig.read(config, hidden_size, num_layers)
+        known = directory is not None and any((directory / name).is_file() for name in (PROCESSOR, PREPROCESSOR))
+        settings = Settings.of(directory, DEFAULTS) if directory is not None and known else Settings("", PUBLISHED)
+        least, most = _bounds(settings)
+        texts = Qwen3VLTexts(placeholder="?", picture="?")
+        return cls(tower, settings.pixels(TYPES, ""), least, most, Qwen3VLTokens(image=0), texts)
 
     @property
     def skipped(self) -> Mapping[str, str]:

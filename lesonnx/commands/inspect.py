@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
-from lesonnx.manifest import Calibration, Drafter, Manifest, TokenizerFiles
+from lesonnx.manifest import AnyVision, Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.providers import CPU
 from lesonnx.step_states import StepStates
@@ -138,6 +138,7 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
         "onnxruntime_at_least": manifest.onnxruntime_at_least,
         "chat": chat_facts(manifest.tokenizer),
         "drafter": drafter_facts(manifest.drafter),
+        "vision": vision_facts(bundle),
         "prefill_chunk_tokens": manifest.prefill_chunk_tokens,
         "parts": [{"name": part.name, "role": part.role, "layer_idx": part.layer_idx} for part in manifest.parts],
         "states": [{"name": state.name, "kind": state.kind, "shape": state.shape} for state in manifest.states],
@@ -204,6 +205,29 @@ def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
     }
 
 
+def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
+    """What reads pictures and what it takes; None for a bundle without eyes."""
+    vision = bundle.manifest.vision
+    if vision is None:
+        return None
+    paths = {vision.data, *(part.path for part in vision.parts)}
+    return {
+        "kind": vision.kind,
+        "num_parameters": vision.num_parameters,
+        "bytes": sum(bundle.file(path).stat().st_size for path in paths),
+        "working_bytes": vision.working_bytes,
+        "separator": vision.texts.separator,
+        **_seen_at(vision),
+    }
+
+
+def _seen_at(vision: AnyVision) -> dict[str, int]:
+    """What says in how many pixels a picture is seen."""
+    if vision.kind == "qwen3_vl":
+        return {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
+    return {"scale_resolution": vision.scale_resolution, "max_slice_nums": vision.max_slice_nums}
+
+
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
@@ -246,6 +270,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}",
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
+        "pictures": _vision(bundle),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
@@ -295,6 +320,22 @@ def _drafter(drafter: Drafter | None) -> str:
     return (
         f"{facts['kind']}, blocks of {facts['block_size']}, {_count(facts['num_parameters'])} parameters,"
         f" {format_bytes(facts['cache_bytes_per_token'])} a token"
+    )
+
+
+def _vision(bundle: Bundle) -> str:
+    """One line on what reads pictures."""
+    facts = vision_facts(bundle)
+    if facts is None:
+        return "not taken"
+    if "max_pixels" in facts:
+        seen = f"in {facts['min_pixels']:,} to {facts['max_pixels']:,} pixels"
+    else:
+        side, most = facts["scale_resolution"], facts["max_slice_nums"]
+        seen = f"at about {side}x{side}, {'unsliced' if most == 1 else f'in up to {most} slices'}"
+    return (
+        f"{facts['kind']}, {_count(facts['num_parameters'])} parameters in {format_bytes(facts['bytes'])};"
+        f" seen {seen}; {format_bytes(facts['working_bytes'])} to work in while one is read"
     )
 
 

@@ -16,9 +16,10 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
+from lesonnx.vision import pictures as decoding
 from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
-from lesonnx.vision.pictures import Picture, open_picture
+from lesonnx.vision.pictures import Picture
 from lesonnx.vision.rules import views
 
 # Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures
@@ -68,7 +69,7 @@ class Album:
         return Shown(picture.key, picture.height, picture.width, cut, source)
 
     def _decode(self, source: Any) -> Picture:
-        return open_picture(source)
+        return decoding.open_picture(source)
 
     def look(self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]) -> Generator[None]:
         """Put the features of those of ``pictures`` that have one of the keys into ``found``, by key.
@@ -100,7 +101,7 @@ class Album:
 
     def _crops(self, eyes: Eyes, shown: Shown) -> list[Crop]:
         """A picture's crops; the picture itself is gone when the first of them is read."""
-        picture = open_picture(shown.source)
+        picture = self._decode(shown.source)
         if picture.key != shown.key:
             raise InputError(f"{shown.source}: has changed since it was opened")
         return eyes.crops(picture.pixels, shown.views)
