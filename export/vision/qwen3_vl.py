@@ -239,6 +239,8 @@ def num_parameters(config: TowerConfig) -> int:
 
 
 def working_bytes(config: TowerConfig, num_patches: int) -> int:
-    """About what a run takes for a picture of that many patches, beside the weights: the widest activations."""
-    widest = max(2 * config.intermediate_size + 2 * config.hidden_size, 8 * config.hidden_size)
-    return 4 * num_patches * widest
+    """About what a run takes for a picture of that many patches, beside the weights.
+
+    Measured at 256 to 4,096 patches, see docs/vision.md: as of MiniCPM-V's tower, with turned queries and keys.
+    """
+    return 4 * num_patches * (4 * config.intermediate_size + 13 * config.hidden_size)

@@ -20,7 +20,7 @@ from lesonnx.vision import pictures as decoding
 from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import Picture
-from lesonnx.vision.rules import views
+from lesonnx.vision.rules import views, working_bytes
 
 # Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures
 # of ten crops, or of thirty small ones.
@@ -119,10 +119,12 @@ def reading_bytes(bundle: Bundle, shown: Shown) -> int:
     weights = bundle.file(vision.data).stat().st_size
     decoded = shown.height * shown.width * max(DECODING_BYTES, 3 + PREPARING_BYTES)
     packed = sum(view.size[0] * view.size[1] * 3 for view in shown.views) * np.dtype(np.float32).itemsize
-    return weights + packed + max(decoded, vision.working_bytes)
+    return weights + packed + max(decoded, *(working_bytes(view, vision) for view in shown.views))
 
 
 def features_bytes(bundle: Bundle, shown: Shown) -> int:
     """What a picture's features take."""
-    num_tokens = sum(view.num_tokens(record_of(bundle)) for view in shown.views)
-    return num_tokens * bundle.manifest.model.hidden_size * np.dtype(np.float32).itemsize
+    vision = record_of(bundle)
+    num_tokens = sum(view.num_tokens(vision) for view in shown.views)
+    row = (1 + vision.deepstack_layers) * bundle.manifest.model.hidden_size
+    return num_tokens * row * np.dtype(np.float32).itemsize

@@ -43,6 +43,12 @@ def views(height: int, width: int, vision: Qwen3VLVision) -> list[View]:
     return [View(sides, (1, 1))]
 
 
+def working_bytes(view: View, vision: Qwen3VLVision) -> int:
+    """What the tower takes for a picture in this view: in proportion to its pixels, the record's being for the most."""
+    height, width = view.size
+    return math.ceil(vision.working_bytes * height * width / vision.max_pixels)
+
+
 def expand(text: str, pictures: Sequence[Sequence[View]], vision: Qwen3VLVision) -> str:
     """A prompt with one placeholder a picture, in order, as it is tokenized: one placeholder an image token.
 

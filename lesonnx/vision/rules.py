@@ -1,4 +1,4 @@
-"""A bundle's rules for pictures, by the kind of its vision record: sizes, text, positions; pure.
+"""A bundle's rules for pictures, by the kind of its vision record: sizes, memory, text, positions; pure.
 
 It knows which kinds there are; the rules themselves are in modules of their own.
 """
@@ -18,6 +18,13 @@ def views(height: int, width: int, vision: AnyVision) -> list[View]:
     if vision.kind == "qwen3_vl":
         return qwen3_vl.views(height, width, vision)
     return cutting.views(height, width, vision)
+
+
+def working_bytes(view: View, vision: AnyVision) -> int:
+    """What the tower takes for a crop of a view, beside its weights."""
+    if vision.kind == "qwen3_vl":
+        return qwen3_vl.working_bytes(view, vision)
+    return vision.working_bytes
 
 
 def expand(text: str, pictures: Sequence[Sequence[View]], vision: AnyVision) -> str:
