@@ -360,8 +360,8 @@ CONFIGS: dict[str, tuple[Callable[[Config], Config], str]] = {
     "many": (vision_config(deepstack_visual_indexes=[0, 1, 2, 3]), "4 deepstack_visual_indexes, expected at most 3"),
     "fewer": (vision_config(deepstack_visual_indexes=[0]), "deepstack_merger_list.1"),
     "rope": (vision_config(rope_parameters={"rope_type": "yarn"}), "rope_type 'yarn'"),
-    "theta": (vision_config(rope_parameters={"rope_theta": 0}), "rope_theta above 0"),
-    "rope list": (vision_config(rope_parameters=[1]), "rope_parameters"),
+    "theta": (vision_config(rope_parameters={"rope_theta": 0}), "rope_theta must be a number of at least 1"),
+    "rope list": (vision_config(rope_parameters=[1]), "rope_theta must be a number"),
     "mark": (outer(image_token_id=5), "image_token_id is 5, which is no added token"),
     "far mark": (outer(vision_end_token_id=276), "vision_end_token_id must be a token id below 276"),
 }

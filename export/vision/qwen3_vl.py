@@ -17,7 +17,7 @@ from lesonnx.manifest import Part
 from lesonnx.vision_wiring import CHANNELS, deepstack_name
 from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
-from lesonnx_export.config import Config
+from lesonnx_export.config import FLOAT32_MOST, Config
 from lesonnx_export.graph import MICROSOFT, DenseStore, Graph
 from lesonnx_export.rope import inverse_frequencies
 from lesonnx_export.segments import BuiltPart
@@ -59,8 +59,10 @@ class TowerConfig:
         config.require("out_hidden_size", (text_hidden_size,), 3584)
         rope = config.raw("rope_parameters", None) or {}
         theta = rope.get("rope_theta", 10000.0) if isinstance(rope, dict) else None
-        if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
-            raise CheckpointError("config.json: vision_config: rope_parameters must have a rope_theta above 0")
+        if not isinstance(theta, int | float) or isinstance(theta, bool) or not 1 <= theta <= FLOAT32_MOST:
+            raise CheckpointError(
+                f"config.json: vision_config: rope_theta must be a number of at least 1, found {theta!r:.100}"
+            )
         if rope.get("rope_type", "axial") not in ("axial", "default"):
             raise CheckpointError(f"config.json: vision_config: rope_type {rope['rope_type']!r:.100} is not supported")
         hidden, heads = config.integer("hidden_size", 1152), config.integer("num_heads", 16)
