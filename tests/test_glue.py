@@ -21,7 +21,7 @@ from lesonnx.errors import BundleError, InputError
 from lesonnx.manifest import Target
 from lesonnx_export.glue.naming import comment, kotlin_int, kotlin_package, kotlin_string, swift_string
 from lesonnx_export.glue.render import GlueOptions, render
-from lesonnx_export.glue.spec import SYMBOLS, Spec, read_spec, suggest_budgets
+from lesonnx_export.glue.spec import SYMBOLS, Spec, VisionSpec, read_spec, suggest_budgets
 
 Call = Callable[..., Outcome]
 PROGRAMS = Path(__file__).parent / "data" / "glue"
@@ -131,6 +131,12 @@ def told(spec: Spec) -> list[str]:
     if chat is not None:
         for role, turn in sorted(chat.messages.items()):
             lines.append(f"turn {role} {as_utf16(turn.prefix)} {as_utf16(turn.suffix)}")
+    vision = spec.vision
+    lines.append(
+        f"vision {vision.max_slices} {vision.max_image_tokens} {vision.vision_bytes} {vision.working_bytes}"
+        if vision
+        else "vision none"
+    )
     message = f"manifest.json: SHA-256 is 0, this app was made for {spec.title} with {spec.manifest_sha256}"
     return [*lines, f"check {as_utf16(message)}"]
 
@@ -156,7 +162,8 @@ def nasty_bundle(bundle_of: BundleFactory, tmp_path_factory: pytest.TempPathFact
 def large(bundle: Path, target: Target) -> Spec:
     """A spec with as many parts, states and layers as a large model has: compilers have limits."""
     spec = read_spec(Bundle(bundle), target, NASTY)
-    return replace(spec, parts=spec.parts * 10, states=spec.states * 12, layers=spec.layers * 12)
+    eyes = VisionSpec(max_slices=9, max_image_tokens=1280, vision_bytes=1 << 31, working_bytes=1 << 28)
+    return replace(spec, parts=spec.parts * 10, states=spec.states * 12, layers=spec.layers * 12, vision=eyes)
 
 
 def test_kotlin_says_what_the_manifest_says(nasty_bundle: Path, tmp_path: Path) -> None:
@@ -191,6 +198,18 @@ def test_a_spec_is_what_the_bundle_says(nasty_bundle: Path) -> None:
         "XnnpackExecutionProvider",
         "CPUExecutionProvider",
     ]
+
+
+def test_a_spec_of_a_bundle_that_takes_pictures(bundle_of: BundleFactory, bundle: Path) -> None:
+    path = bundle_of("minicpmv4_7_moe")
+    vision, record = read_spec(Bundle(path), "android").vision, Bundle(path).manifest.vision
+    assert vision is not None
+    assert record is not None
+    # A crop of 112 x 112 pixels has 2 x 2 image tokens; the narrowest that pass have twice that.
+    assert (vision.max_slices, vision.max_image_tokens) == (9, 10 * 8)
+    assert vision.vision_bytes == sum(file.stat().st_size for file in (path / "vision").iterdir())
+    assert vision.working_bytes == record.working_bytes
+    assert read_spec(Bundle(bundle), "android").vision is None
 
 
 def test_a_download_is_all_files(bundle: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lesonnx.bundle import Bundle, read_checksums
-from lesonnx.commands.inspect import dense_bytes, state_bytes_per_token
+from lesonnx.commands.inspect import dense_bytes, state_bytes_per_token, vision_bytes
 from lesonnx.errors import BundleError
 from lesonnx.manifest import (
     ChatFormat,
@@ -22,6 +22,7 @@ from lesonnx.manifest import (
     Value,
 )
 from lesonnx.step_states import StepStates
+from lesonnx.vision.cutting import max_crop_tokens
 
 # Symbolic dimensions -> the negative number by which generated code writes them, and what they count.
 SYMBOLS = {"T": (-1, "tokens of the step"), "R": (-2, "rows of logits"), "S": (-3, "tokens that a cache has room for")}
@@ -44,6 +45,18 @@ class Budget:
 
     name: str
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class VisionSpec:
+    """How pictures come in: slices that one is seen in at most beside the whole of it (0: none), tokens that it takes
+    of the prompt at most, bytes of the eyes' files, and of what they work in. Both are there only while they read.
+    """
+
+    max_slices: int
+    max_image_tokens: int
+    vision_bytes: int
+    working_bytes: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,7 @@ class Spec:
     kinds: list[ExpertKind]
     layers: list[LayerSizes]
     chat_format: ChatFormat | None
+    vision: VisionSpec | None
 
 
 def read_spec(bundle: Bundle, target: Target, title: str | None = None) -> Spec:
@@ -110,6 +124,20 @@ def read_spec(bundle: Bundle, target: Target, title: str | None = None) -> Spec:
             for layer in manifest.expert_layers
         ],
         chat_format=manifest.tokenizer.chat_format if manifest.tokenizer else None,
+        vision=_vision(bundle),
+    )
+
+
+def _vision(bundle: Bundle) -> VisionSpec | None:
+    vision = bundle.manifest.vision
+    if vision is None:
+        return None
+    max_slices = vision.max_slice_nums if vision.max_slice_nums > 1 else 0
+    return VisionSpec(
+        max_slices=max_slices,
+        max_image_tokens=(1 + max_slices) * max_crop_tokens(vision),
+        vision_bytes=vision_bytes(bundle),
+        working_bytes=vision.working_bytes,
     )
 
 

@@ -210,11 +210,10 @@ def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
     vision = bundle.manifest.vision
     if vision is None:
         return None
-    paths = {vision.data, *(part.path for part in vision.parts)}
     return {
         "kind": vision.kind,
         "num_parameters": vision.num_parameters,
-        "bytes": sum(bundle.file(path).stat().st_size for path in paths),
+        "bytes": vision_bytes(bundle),
         "working_bytes": vision.working_bytes,
         "separator": vision.texts.separator,
         **_seen_at(vision),
@@ -226,6 +225,13 @@ def _seen_at(vision: AnyVision) -> dict[str, int]:
     if vision.kind == "qwen3_vl":
         return {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
     return {"scale_resolution": vision.scale_resolution, "max_slice_nums": vision.max_slice_nums}
+
+
+def vision_bytes(bundle: Bundle) -> int:
+    """Bytes of what reads pictures, graphs and weights; 0 without."""
+    vision = bundle.manifest.vision
+    paths = {vision.data, *(part.path for part in vision.parts)} if vision else set()
+    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def dense_bytes(bundle: Bundle) -> int:

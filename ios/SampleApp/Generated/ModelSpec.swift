@@ -138,6 +138,15 @@ public enum ModelSpec {
         public let demandBytes: Int
     }
 
+    /// A bundle that takes pictures: one is seen as a whole and in `maxSlices` slices at most, and takes `maxImageTokens`
+    /// of the prompt at most. `visionBytes` are the eyes' files, `workingBytes` what they work in: memory only while they read.
+    public struct VisionSpec: Sendable {
+        public let maxSlices: Int
+        public let maxImageTokens: Int
+        public let visionBytes: Int
+        public let workingBytes: Int
+    }
+
     public struct ChatTurn: Sendable {
         public let prefix: String
         public let suffix: String
@@ -162,6 +171,9 @@ public enum ModelSpec {
     public static func check(manifestSHA256 found: String) throws {
         guard found.lowercased() == manifestSHA256 else { throw WrongBundle(foundSHA256: found) }
     }
+
+    /// Nil where the bundle takes no pictures.
+    public static let vision: VisionSpec? = nil
 
     /// Nil where the bundle has no plain format: then there is no chat, only completion.
     public static let chatFormat: ChatFormat? = nil

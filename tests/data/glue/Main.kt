@@ -36,6 +36,8 @@ public fun main() {
         println("chat ${hex(chat.start)} ${hex(chat.answer)}")
         for ((role, turn) in chat.messages.toSortedMap()) println("turn $role ${hex(turn.prefix)} ${hex(turn.suffix)}")
     }
+    val vision = spec.VISION
+    println(if (vision == null) "vision none" else "vision ${vision.maxSlices} ${vision.maxImageTokens} ${vision.visionBytes} ${vision.workingBytes}")
     spec.check(spec.MANIFEST_SHA256.uppercase())
     try {
         spec.check("0")

@@ -54,6 +54,11 @@ if let chat = ModelSpec.chatFormat {
 } else {
     print("chat none")
 }
+if let vision = ModelSpec.vision {
+    print("vision \(vision.maxSlices) \(vision.maxImageTokens) \(vision.visionBytes) \(vision.workingBytes)")
+} else {
+    print("vision none")
+}
 try ModelSpec.check(manifestSHA256: ModelSpec.manifestSHA256.uppercased())
 do {
     try ModelSpec.check(manifestSHA256: "0")

@@ -131,6 +131,20 @@ public object ModelSpec {
         public val demandBytes: Long,
     )
 
+    /**
+     * A bundle that takes pictures: one is seen as a whole and in [maxSlices] slices at most, and takes [maxImageTokens]
+     * of the prompt at most. [visionBytes] are the eyes' files, [workingBytes] what they work in: memory only while they read.
+     */
+    public class VisionSpec(
+        public val maxSlices: Int,
+        public val maxImageTokens: Int,
+        public val visionBytes: Long,
+        public val workingBytes: Long,
+    )
+
+    /** Null where the bundle takes no pictures. */
+    public val VISION: VisionSpec? = null
+
     public class ChatTurn(public val prefix: String, public val suffix: String)
 
     /** The prompt of a conversation: [start], then each message between prefix and suffix of its role, then [answer]. */
