@@ -388,8 +388,8 @@ class Vision(Strict):
     """How pictures come in: what prepares and reads them, and how they are cut, marked and placed; docs/bundle.md.
 
     A picture is seen whole, as its overview, and in up to ``max_slice_nums`` slices of about ``scale_resolution``
-    squared pixels (1: none). ``token_patches`` patches a side, each of ``patch_size`` pixels a side, give one image
-    token. ``working_bytes`` is what the tower takes for the largest crop, beside the weights in ``data``.
+    squared pixels (1: none). ``token_patches`` patches a side, each of ``patch_size`` pixels, give an image token.
+    ``working_bytes`` is what the tower takes for the largest crop, beside the weights in ``data``.
     """
 
     kind: Literal["minicpmv"]

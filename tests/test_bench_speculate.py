@@ -13,7 +13,7 @@ from conftest import BundleFactory
 
 import lesonnx as package
 from lesonnx.bench import ladder as ladder_module
-from lesonnx.bench.drafting import Task, Turn, figures, measure
+from lesonnx.bench.drafting import STRETCH, Task, Turn, decode, figures, measure
 from lesonnx.bench.flash import FlashSpeed
 from lesonnx.bench.oracle import DraftedRouting, KnownSampler, OracleDrafter
 from lesonnx.bench.row import run_row
@@ -137,7 +137,7 @@ def test_a_known_sampler_gives_what_is_known_whatever_the_logits() -> None:
     assert found == known
 
 
-def test_runs_are_compared_with_those_beside_them(sample_bundle: Path) -> None:
+def test_stretches_with_and_without_drafts_take_turns(sample_bundle: Path) -> None:
     with package.load(sample_bundle, schedule="resident") as model:
         prompt_ids = model.encode("CREATE TABLE t (a integer);\n" * 4)
 
@@ -149,13 +149,27 @@ def test_runs_are_compared_with_those_beside_them(sample_bundle: Path) -> None:
         row = measure(model.runner, Task(prompt_ids, 8, 24, sampler, NgramDrafter()), 2)
         assert len(row["ratios"]) == 2
         assert row["ratio"] == pytest.approx(np.mean(row["ratios"]))
+        assert row["same_tokens"]
         assert all(1 <= growth <= rows for rows, growth in row["union"].items())
 
 
-def test_the_ratio_is_the_median_of_runs_beside_each_other() -> None:
-    """A machine that gets twice as slow between them is not what drafts cost."""
-    plain = [Turn(speed, 0.0, [1]) for speed in (8.0, 8.0, 4.0, 4.0)]
-    drafted = [Turn(speed, 0.0, [1], DraftCounts(), {1: [4]}) for speed in (8.0, 3.0, 4.0)]
+def test_every_token_is_measured_with_and_without_drafts(sample_bundle: Path) -> None:
+    with package.load(sample_bundle, schedule="resident") as model:
+        prompt_ids = model.encode("CREATE TABLE t (a integer);\n" * 4)
+        task = Task(prompt_ids, 8, 3 * STRETCH, lambda: Sampler(SamplingOptions()), NgramDrafter())
+        turns = Turn(), Turn()
+        runs = [decode(model.runner, task, drafts_first, turns) for drafts_first in (False, True)]
+        assert runs[0] == runs[1]
+        assert turns[0].tokens + turns[1].tokens == 2 * 3 * STRETCH
+        # A draft may lead beyond its stretch.
+        assert 3 * STRETCH <= turns[1].tokens <= 4 * STRETCH + 15
+        assert not turns[0].counts
+        assert sum(sum(one.accepted) for one in turns[1].counts) > 0
+
+
+def test_the_ratio_is_the_median_of_rounds() -> None:
+    plain = [Turn(seconds, 10) for seconds in (1.0, 1.0, 2.0)]
+    drafted = [Turn(seconds, 20, 0, [DraftCounts()], {1: [4]}) for seconds in (2.0, 4.0, 4.0)]
     row = figures(plain, drafted, 4)
     assert row["ratios"] == [1.0, 0.5, 1.0]
     assert row["ratio"] == 1.0
@@ -163,8 +177,8 @@ def test_the_ratio_is_the_median_of_runs_beside_each_other() -> None:
 
 @pytest.mark.parametrize(("tokens_per_pass", "is_noise"), [(1.0, True), (1.004, True), (1.01, False)])
 def test_noise_is_called_so(capsys: pytest.CaptureFixture[str], tokens_per_pass: float, is_noise: bool) -> None:
-    turn = Turn(4.0, 0.0, [1], DraftCounts(), {1: [4]})
-    row = figures([turn, turn], [turn], 4) | {"tokens_per_pass": tokens_per_pass}
+    turn = Turn(0.25, 1, 0, [DraftCounts()], {1: [4]})
+    row = figures([turn], [turn], 4) | {"tokens_per_pass": tokens_per_pass, "same_tokens": True}
     row |= {"mode": "resident", "text": "free", "drafter": "dspark"}
     print_rows({"bundle": "b", "expert_budget_bytes": 1, "tokens": 9, "rows": [row], "notes": []})
     assert ("what is left of the ratio is mostly noise" in capsys.readouterr().out) is is_noise

@@ -18,21 +18,27 @@ from lesonnx.speculative.drafter import Drafter
 from lesonnx.speculative.pricing import Pricing
 from lesonnx.speculative.speculator import DraftCounts, Speculator
 
+# Tokens of a stretch with drafts or without.
+STRETCH = 32
+
 
 class WatchedPricing(Pricing):
-    """Notes of every pass its rows and how many experts its layers required."""
+    """Notes of every pass its rows and how many experts its layers required. While it is paused it learns nothing."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
+        self.is_paused = False
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as the scheduler's counters have."""
+        """Begin anew: what was noted is forgotten, what was learned is not."""
         self._required = _required(self._scheduler)
         self.experts: dict[int, list[int]] = {}
 
     def passed(self, rows: int, *measured: Any) -> None:
+        if self.is_paused:
+            return
         super().passed(rows, *measured)
         before, self._required = self._required, _required(self._scheduler)
         self.experts.setdefault(rows, []).append(self._required - before)
@@ -45,13 +51,24 @@ def _required(scheduler: Scheduler) -> int:
 
 @dataclass
 class Turn:
-    """One run: its speed and what it read. ``counts`` and ``experts`` (of passes by rows) with drafts only."""
+    """Stretches of one kind, with drafts or without, added up: what they took and read.
 
-    tokens_per_s: float
-    bytes_per_token: float
-    token_ids: list[int]
-    counts: DraftCounts | None = None
+    ``counts`` and ``experts`` (of passes by rows) with drafts only.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    read_bytes: int = 0
+    counts: list[DraftCounts] = field(default_factory=list)
     experts: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.seconds / self.tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.read_bytes / self.tokens
 
 
 @dataclass(frozen=True)
@@ -66,41 +83,70 @@ class Task:
 
 
 def measure(runner: Runner, task: Task, rounds: int) -> dict[str, Any]:
-    """Without, with, without, … : ``rounds`` runs with drafts, each between two without. Gives a row's figures."""
-    decode(runner, task, drafts=False)
-    plain = [decode(runner, task, drafts=False)]
-    drafted = []
+    """Stretches without and with drafts take turns along one sequence, so what slows the machine slows both.
+
+    A round is two runs, of which the second drafts where the first did not. Gives a row's figures.
+    """
+    runner.rewind(0)
+    runner.layer_reader = None
+    sampler = task.sampler()
+    token = sampler.sample(runner.prefill(task.prompt_ids))
+    sampler.accept(token)
+    plain_ids = run_tokens(runner, None, sampler, token, task.warmup_tokens + task.tokens)
+    plain, drafted = [], []
+    same_tokens = True
     for _ in range(rounds):
-        drafted.append(decode(runner, task, drafts=True))
-        plain.append(decode(runner, task, drafts=False))
+        turns = Turn(), Turn()
+        for drafts_first in (False, True):
+            token_ids = decode(runner, task, drafts_first, turns)
+            same_tokens &= all(ours == theirs for ours, theirs in zip(token_ids, plain_ids, strict=False))
+        plain.append(turns[0])
+        drafted.append(turns[1])
     shapes = runner.loader.scheduler.layers
-    return figures(plain, drafted, sum(shape.num_experts_per_tok + (shape.shared_cost_bytes > 0) for shape in shapes))
+    row_experts = sum(shape.num_experts_per_tok + (shape.shared_cost_bytes > 0) for shape in shapes)
+    return figures(plain, drafted, row_experts) | {"same_tokens": same_tokens}
 
 
-def decode(runner: Runner, task: Task, drafts: bool) -> Turn:
-    """One run from the prompt; what is measured begins behind the warm-up, whose drafts teach the pricing."""
+def decode(runner: Runner, task: Task, drafts_first: bool, turns: tuple[Turn, Turn]) -> list[int]:
+    """One run from the prompt, added to turns without and with drafts; gives its tokens.
+
+    The warm-up drafts, which teaches the pricing; stretches without drafts teach it nothing, as if they were not there.
+    A drafter that reads layers reads them throughout, so what that costs is on both sides.
+    """
     sampler = task.sampler()
     runner.rewind(0)
     runner.layer_reader = None
-    speculator: Speculator | None = None
-    pricing: WatchedPricing | None = None
-    if drafts:
-        pricing = WatchedPricing(runner.loader.scheduler)
-        speculator = Speculator(runner, task.drafter, pricing)
-        speculator.begin(task.prompt_ids, 0, sampler)
+    pricing = WatchedPricing(runner.loader.scheduler)
+    speculator = Speculator(runner, task.drafter, pricing)
+    speculator.begin(task.prompt_ids, 0, sampler)
     token = sampler.sample(runner.prefill(task.prompt_ids))
     sampler.accept(token)
     token_ids = run_tokens(runner, speculator, sampler, token, task.warmup_tokens)
-    runner.loader.reset_telemetry()
-    if pricing is not None and speculator is not None:
+    end = len(token_ids) + task.tokens
+    drafts = drafts_first
+    telemetry = runner.loader.telemetry
+    while len(token_ids) < end:
         pricing.forget()
+        pricing.is_paused = not drafts
         speculator.counts = DraftCounts()
-    began = time.perf_counter()
-    token_ids += run_tokens(runner, speculator, sampler, token_ids[-1], task.tokens)[1:]
-    seconds = time.perf_counter() - began
-    read_bytes = runner.loader.telemetry.read_bytes
-    counts = speculator.counts if speculator else None
-    return Turn(task.tokens / seconds, read_bytes / task.tokens, token_ids, counts, pricing.experts if pricing else {})
+        read_bytes, begun = telemetry.read_bytes, len(token_ids)
+        began = time.perf_counter()
+        until = min(begun + STRETCH, end)
+        while len(token_ids) < until:
+            # The last draft of a stretch may lead beyond it: none is cut short for the sake of measuring.
+            coming = speculator.next(token_ids[-1], end - len(token_ids) if drafts else 1, ()).token_ids
+            token_ids += coming
+            sampler.accept_all(coming)
+        turn = turns[drafts]
+        turn.seconds += time.perf_counter() - began
+        turn.tokens += len(token_ids) - begun
+        turn.read_bytes += telemetry.read_bytes - read_bytes
+        if drafts:
+            turn.counts.append(speculator.counts)
+            for rows, passes in pricing.experts.items():
+                turn.experts.setdefault(rows, []).extend(passes)
+        drafts = not drafts
+    return token_ids
 
 
 def run_tokens(runner: Runner, speculator: Speculator | None, sampler: Sampler, token: int, count: int) -> list[int]:
@@ -117,8 +163,8 @@ def run_tokens(runner: Runner, speculator: Speculator | None, sampler: Sampler, 
 
 
 def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) -> dict[str, Any]:
-    """A row from its runs; ``row_experts``: how many experts one row requires, of all layers."""
-    counts = [turn.counts for turn in drafted if turn.counts is not None]
+    """A row from its rounds; ``row_experts``: how many experts one row requires, of all layers."""
+    counts = [one for turn in drafted for one in turn.counts]
     by_slot = {
         name: [sum(column) for column in zip(*(getattr(one, name) for one in counts), strict=True)] for name in COUNTS
     }
@@ -127,13 +173,8 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
     for turn in drafted:
         for rows, passes in turn.experts.items():
             experts.setdefault(rows, []).extend(passes)
-    speed, plain_speed = (mean(turn.tokens_per_s for turn in turns) for turns in (drafted, plain))
     num_passes = sum(len(of_width) for of_width in experts.values())
-    # Of runs beside each other: a machine that gets slower meanwhile does not count as what drafts did.
-    ratios = [
-        2 * turn.tokens_per_s / (before.tokens_per_s + after.tokens_per_s)
-        for before, turn, after in zip(plain, drafted, plain[1:], strict=False)
-    ]
+    ratios = [without.seconds_per_token / turn.seconds_per_token for without, turn in zip(plain, drafted, strict=True)]
     return {
         "acceptance": accepted / judged if judged else None,
         "acceptance_by_position": [
@@ -142,17 +183,16 @@ def figures(plain: Sequence[Turn], drafted: Sequence[Turn], row_experts: int) ->
         ],
         "ratio": median(ratios),
         "ratios": ratios,
-        "tokens_per_s": speed,
-        "plain_tokens_per_s": plain_speed,
+        "tokens_per_s": 1 / mean(turn.seconds_per_token for turn in drafted),
+        "plain_tokens_per_s": 1 / mean(turn.seconds_per_token for turn in plain),
         "tokens_per_pass": (num_passes + accepted) / num_passes,
         "drafted": sum(by_slot["drafted"]),
         "accepted": accepted,
         "passes_with_drafts": sum(one.passes for one in counts),
-        "draft_ms": mean(one.draft_ms for one in counts) if counts else 0.0,
+        "draft_ms": sum(one.draft_ms for one in counts) / len(drafted),
         "bytes_per_token": mean(turn.bytes_per_token for turn in drafted),
         "plain_bytes_per_token": mean(turn.bytes_per_token for turn in plain),
         "union": {rows: mean(of_width) / row_experts for rows, of_width in sorted(experts.items())},
-        "same_tokens": all(turn.token_ids == plain[0].token_ids for turn in drafted),
     }
 
 

@@ -52,7 +52,11 @@ NO_GAIN = 1.005
 @click.option("--tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens measured a run.")
 @click.option("--warmup", type=click.IntRange(0), default=32, show_default=True, help="Tokens before them.")
 @click.option(
-    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs with drafts, between plain ones."
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Pairs of runs, in which stretches without and with drafts take turns.",
 )
 @click.option(
     "--routing", type=BUNDLE, help="Take experts from this routing trace (random weights); drafts by an oracle."

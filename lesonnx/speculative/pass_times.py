@@ -15,9 +15,10 @@ RECENT = 5
 """The median of the last so many passes of a width counts."""
 SETTLED = 3
 RATIO_ONE = 1 << 10
-UNKNOWN_ROW_SHIFT, UNKNOWN_ROWS = 3, 2
-"""As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and
-several rows at all as much as two."""
+UNKNOWN_ROW_EIGHTHS = 3
+"""As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass."""
+PRIOR_PASSES = 2
+"""What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs."""
 FADE_SHIFT = 5
 PASS_ONE = 1 << 10
 
@@ -57,6 +58,7 @@ class PassTimes:
         self._stall_us = 0
         self._read_bytes = 0
         self._mean_stall_us = 0
+        self._mean_read_bytes = 0
         # And over passes of several: what they waited longer, and what their further rows were expected to add.
         self._extra_stall_us = 0
         self._extra_bytes = 0
@@ -82,6 +84,7 @@ class PassTimes:
             self._stall_us += stall_us - (self._stall_us >> FADE_SHIFT)
             self._read_bytes += read_bytes - (self._read_bytes >> FADE_SHIFT)
             self._mean_stall_us = self._stall_us * PASS_ONE // max(1, self._passes)
+            self._mean_read_bytes = self._read_bytes * PASS_ONE // max(1, self._passes)
             return
         if not self.is_known:
             return
@@ -95,8 +98,8 @@ class PassTimes:
         """What a pass of ``rows`` is expected to take if its rows but the first add ``extra_bytes``."""
         us = self._one.median * self._table[rows] // RATIO_ONE + self._mean_stall_us
         if extra_bytes:
-            stall_us = max(0, self._stall_us + self._extra_stall_us)
-            us += extra_bytes * stall_us // max(1, self._read_bytes + self._extra_bytes)
+            stall_us = max(0, PRIOR_PASSES * self._mean_stall_us + self._extra_stall_us)
+            us += extra_bytes * stall_us // max(1, PRIOR_PASSES * self._mean_read_bytes + self._extra_bytes)
         return us
 
     def least_us(self, rows: int) -> int:
@@ -119,11 +122,15 @@ class PassTimes:
         if rows in self._ratios:
             return self._ratios[rows].median
         if not self._ratios:
-            return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) >> UNKNOWN_ROW_SHIFT)
+            return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS // 8
         above = min((width for width in self._ratios if width > rows), default=0)
         below = max((width for width in self._ratios if width < rows), default=1)
         low = self._ratios[below].median if below > 1 else RATIO_ONE
         if above:
             return low + (self._ratios[above].median - low) * (rows - below) // (above - below)
-        # Beyond all that was measured: the line from the single row through the last of them.
-        return low + (low - RATIO_ONE) * (rows - below) // (below - 1)
+        # Beyond all that was measured: the line from the single row through the last of them. One odd value there does
+        # not make wide passes look free.
+        beyond = (low - RATIO_ONE) * (rows - below) // (below - 1)
+        if not self._ratios[below].is_settled:
+            beyond = max(beyond, RATIO_ONE * (rows - below) * UNKNOWN_ROW_EIGHTHS // 8)
+        return low + beyond

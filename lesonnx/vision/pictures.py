@@ -1,23 +1,37 @@
 """Pictures as pixels: a file, bytes, a Pillow image or an array becomes upright 8-bit RGB.
 
-It knows nothing of models.
+It knows nothing of models. Pillow decodes where it is installed, else `without_pillow` does, which reads less.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Union
 
 import numpy as np
 import numpy.typing as npt
 
+from lesonnx.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 Pixels = npt.NDArray[np.uint8]
+Source = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Image", Pixels, "Picture"]
+# 134 megapixels: cameras stay below it, and so does Pillow's own bound. A decoded picture takes up to 400 MB then.
+MAX_PIXELS = 1 << 27
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Upright RGB pixels, uint8 [Y, X, 3]. Not to be changed; safe to share between threads."""
+    """Upright RGB pixels, uint8 [Y, X, 3], which nothing changes; safe to share between threads."""
 
     pixels: Pixels
 
@@ -35,5 +49,104 @@ class Picture:
     def key(self) -> str:
         """What equal pictures share: SHA-256 of shape and pixels, in hex."""
         digest = hashlib.sha256(f"{self.height} {self.width} ".encode())
-        digest.update(np.ascontiguousarray(self.pixels))
+        digest.update(np.ascontiguousarray(self.pixels).data)
         return digest.hexdigest()
+
+
+def open_picture(source: Source) -> Picture:
+    """The picture in a file, in a file's bytes, in a Pillow image, or in an array uint8 [Y, X, 3] of RGB.
+
+    Upright, as EXIF says; colours are RGB of 8 bits, see docs/vision.md; the first frame of an animation. The source is
+    left as it is. InputError in one line for what is no picture, is broken, or has more than 134 megapixels.
+    """
+    if isinstance(source, Picture):
+        return source
+    if isinstance(source, np.ndarray):
+        return _finished(_of_array(source), 1, "the array")
+    if isinstance(source, bytes | bytearray | memoryview):
+        name = f"a picture of {len(source)} bytes"
+        if not len(source):
+            raise InputError("a picture of 0 bytes: expected a picture, found nothing")
+        return _decoded(BytesIO(source), name)
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        return _of_file(path)
+    if "PIL.Image" in sys.modules:
+        from lesonnx.vision import with_pillow
+
+        if with_pillow.is_image(source):
+            pixels, orientation = with_pillow.read(source, "the Pillow image", MAX_PIXELS)
+            return _finished(pixels, orientation, "the Pillow image")
+    raise InputError(f"a picture is a path, bytes, a Pillow image or a uint8 array, found {type(source).__name__}")
+
+
+def check_size(height: int, width: int, name: str) -> None:
+    """InputError for a size that is not decoded."""
+    if height < 1 or width < 1:
+        raise InputError(f"{name}: a picture has at least one pixel, found {width} x {height}")
+    if height * width > MAX_PIXELS:
+        raise InputError(
+            f"{name}: {width} x {height} pixels are too many, expected at most {MAX_PIXELS // 10**6} megapixels"
+        )
+
+
+def has_pillow() -> bool:
+    """Whether Pillow is installed and can be used."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _of_file(path: Path) -> Picture:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise InputError(f"{path}: expected a picture, found a directory")
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: expected a picture, found what is no regular file")
+        if not status.st_size:
+            raise InputError(f"{path}: expected a picture, found an empty file")
+        with path.open("rb") as file:
+            return _decoded(file, str(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def _decoded(file: BinaryIO, name: str) -> Picture:
+    if has_pillow():
+        from lesonnx.vision import with_pillow
+
+        return _finished(*with_pillow.decode(file, name, MAX_PIXELS), name)
+    from lesonnx.vision import without_pillow
+
+    return _finished(*without_pillow.decode(file.read(), name, check_size), name)
+
+
+def _of_array(array: npt.NDArray[np.generic]) -> Pixels:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise InputError(f"a picture's array is uint8 [Y, X, 3], found {array.dtype} {list(array.shape)}")
+    return np.array(array, np.uint8, order="C")
+
+
+def _finished(pixels: Pixels, orientation: int, name: str) -> Picture:
+    """Turn as EXIF's ``orientation`` 1 to 8 says, and seal."""
+    check_size(pixels.shape[0], pixels.shape[1], name)
+    turned = np.ascontiguousarray(upright(pixels, orientation))
+    turned.setflags(write=False)
+    return Picture(turned)
+
+
+def upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Pixels turned as EXIF's orientation says how they are stored; what is none of its values changes nothing."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels

@@ -27,10 +27,10 @@ private struct Recent {
 /// more than those before it. A value, owned by `Pricing`.
 struct PassTimes: Sendable {
     private static let ratioOne = 1 << 10
-    // As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
-    // rows at all as much as two.
-    private static let unknownRowShift = 3
-    private static let unknownRows = 2
+    /// As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass.
+    private static let unknownRowEighths = 3
+    /// What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs.
+    private static let priorPasses = 2
     private static let fadeShift = 5
     private static let passOne = 1 << 10
     private static let mostRows = BundleManifest.rewindableTokens
@@ -80,15 +80,17 @@ struct PassTimes: Sendable {
     /// What a pass of `rows` is expected to take if its rows but the first add `extraBytes`.
     func passUs(rows: Int, extraBytes: Int = 0) -> Int {
         let computeUs = single.median * table[rows] / Self.ratioOne
-        let waited = max(0, stallUs + extraStallUs)
+        let waited = max(0, Self.priorPasses * meanStallUs + extraStallUs)
         let (high, low) = UInt(extraBytes).multipliedFullWidth(by: UInt(waited))
-        let read = UInt(max(1, readBytes + self.extraBytes))
+        let read = UInt(max(1, Self.priorPasses * meanReadBytes + self.extraBytes))
         let extraUs = high < read ? min(read.dividingFullWidth((high, low)).quotient, UInt(Self.longestUs)) : UInt(Self.longestUs)
         return computeUs + meanStallUs + Int(extraUs)
     }
 
     /// What a pass of one row waits.
     private var meanStallUs: Int { stallUs * Self.passOne / max(1, passes) }
+    /// What a pass of one row reads.
+    private var meanReadBytes: Int { readBytes * Self.passOne / max(1, passes) }
 
     /// By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds.
     private mutating func tabulate() {
@@ -110,15 +112,17 @@ struct PassTimes: Sendable {
         }
         let known = ratios.indices.filter { ratios[$0].isKnown }
         if known.isEmpty {
-            return Self.ratioOne + ((Self.ratioOne * (rows - 1 + Self.unknownRows)) >> Self.unknownRowShift)
+            return Self.ratioOne + Self.ratioOne * (rows - 1) * Self.unknownRowEighths / 8
         }
         let below = known.last { $0 < rows } ?? 1
         let low = below > 1 ? ratios[below].median : Self.ratioOne
         if let above = known.first(where: { $0 > rows }) {
             return low + floorDivide((ratios[above].median - low) * (rows - below), by: above - below)
         }
-        // Beyond all that was measured: the line from the single row through the last of them.
-        return low + (low - Self.ratioOne) * (rows - below) / (below - 1)
+        // Beyond all that was measured: the line from the single row through the last of them. One odd value there does not make wide
+        // passes look free.
+        let beyond = (low - Self.ratioOne) * (rows - below) / (below - 1)
+        return low + (ratios[below].isSettled ? beyond : max(beyond, Self.ratioOne * (rows - below) * Self.unknownRowEighths / 8))
     }
 }
 

@@ -60,8 +60,8 @@ internal class PassTimes {
     /** What a pass of [rows] is expected to take if its rows but the first add [addedBytes]. */
     fun passUs(rows: Int, addedBytes: Long = 0): Long {
         val computeUs = one.median * table[rows] / RATIO_ONE
-        val waitedUs = maxOf(0, stallUs + extraStallUs)
-        return computeUs + meanStallUs() + addedBytes * waitedUs / maxOf(1, readBytes + extraBytes)
+        val waitedUs = maxOf(0, PRIOR_PASSES * meanStallUs() + extraStallUs)
+        return computeUs + meanStallUs() + addedBytes * waitedUs / maxOf(1, PRIOR_PASSES * meanReadBytes() + extraBytes)
     }
 
     /** The least that a pass of [rows] or more is expected to take. */
@@ -69,6 +69,9 @@ internal class PassTimes {
 
     /** What a pass of one row waits. */
     private fun meanStallUs(): Long = stallUs * PASS_ONE / maxOf(1, passes)
+
+    /** What a pass of one row reads. */
+    private fun meanReadBytes(): Long = readBytes * PASS_ONE / maxOf(1, passes)
 
     /** By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds. */
     private fun tabulate() {
@@ -87,13 +90,16 @@ internal class PassTimes {
     /** The ratio that was measured, or that on the line through measured neighbours. */
     private fun measured(rows: Int): Long {
         ratios[rows]?.let { return it.median }
-        if (ratios.isEmpty()) return RATIO_ONE + (RATIO_ONE * (rows - 1 + UNKNOWN_ROWS) shr UNKNOWN_ROW_SHIFT)
+        if (ratios.isEmpty()) return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS / 8
         val above = ratios.keys.filter { it > rows }.minOrNull()
         val below = ratios.keys.filter { it < rows }.maxOrNull() ?: 1
         val low = if (below > 1) ratios.getValue(below).median else RATIO_ONE
         if (above != null) return low + Math.floorDiv((ratios.getValue(above).median - low) * (rows - below), above - below)
-        // Beyond all that was measured: the line from the single row through the last of them.
-        return low + Math.floorDiv((low - RATIO_ONE) * (rows - below), below - 1)
+        // Beyond all that was measured: the line from the single row through the last of them. One odd value there does not make wide
+        // passes look free.
+        val beyond = Math.floorDiv((low - RATIO_ONE) * (rows - below), below - 1)
+        val isSettled = ratios.getValue(below).isSettled
+        return low + if (isSettled) beyond else maxOf(beyond, RATIO_ONE * (rows - below) * UNKNOWN_ROW_EIGHTHS / 8)
     }
 
     /** The last few values and their median: of an even number the lower one. */
@@ -118,12 +124,11 @@ internal class PassTimes {
         private const val SETTLED = 3
         private const val RATIO_ONE = 1L shl 10
 
-        /**
-         * As long as no pass of several rows was measured, a further row is taken to cost an eighth of a single one's pass, and several
-         * rows at all as much as two.
-         */
-        private const val UNKNOWN_ROW_SHIFT = 3
-        private const val UNKNOWN_ROWS = 2
+        /** As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass. */
+        private const val UNKNOWN_ROW_EIGHTHS = 3
+
+        /** What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs. */
+        private const val PRIOR_PASSES = 2L
         private const val FADE_SHIFT = 5
         private const val PASS_ONE = 1L shl 10
 

@@ -1,0 +1,97 @@
+"""Pillow as this package uses it: which formats, what becomes of modes other than RGB, and one line where it fails.
+
+Imported only where Pillow is installed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, BinaryIO, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from lesonnx.errors import InputError
+
+Pixels = npt.NDArray[np.uint8]
+# Those that cameras, phones, screens and the web write. Of the others some start programs, EPS for one. HEIF and HEIC
+# are there only where a plugin has added them.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF")
+_ORIENTATION = 0x0112
+
+
+def is_image(source: object) -> TypeGuard[Image.Image]:
+    """Whether it is an image of Pillow's."""
+    return isinstance(source, Image.Image)
+
+
+def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
+    """RGB [Y, X, 3] as stored, and EXIF's orientation, of the first frame in a file. InputError where it cannot be."""
+    Image.init()
+    formats = [each for each in FORMATS if each in Image.OPEN]
+    try:
+        # Warnings are for who wrote the file or Pillow, not for who shows a picture to a model.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=formats) as image:
+                return read(image, name, max_pixels)
+    except InputError:
+        raise
+    except UnidentifiedImageError:
+        raise InputError(f"{name}: not a picture, expected one of {', '.join(formats)}") from None
+    except Image.DecompressionBombError:
+        raise _too_large(name, max_pixels) from None
+    except Exception as error:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
+        raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
+
+
+def read(image: Image.Image, name: str, max_pixels: int) -> tuple[Pixels, int]:
+    """`decode` of an image that is open: at the frame that it is at, which it stays at."""
+    if image.width * image.height > max_pixels:
+        raise _too_large(f"{name}: {image.width} x {image.height} pixels", max_pixels)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image.load()
+            return _rgb(image, name), _orientation(image)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
+        raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
+
+
+def _rgb(image: Image.Image, name: str) -> Pixels:
+    """Alpha is left out and palettes are resolved; greys of 16 bits are scaled, not clipped as Pillow would."""
+    if image.mode.startswith("I"):
+        grey = np.asarray(image)
+        narrow = grey.astype(np.uint16) if grey.dtype.kind == "u" else np.clip(grey, 0, 0xFFFF).astype(np.uint16)
+        return np.repeat(scaled(narrow)[..., None], 3, axis=2)
+    if image.mode == "F":
+        raise InputError(f"{name}: pixels are floating point numbers, expected 8 or 16 bits")
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"), np.uint8)
+
+
+def scaled(values: npt.NDArray[np.uint16]) -> Pixels:
+    """Numbers of 16 bits as such of 8: v / 257, rounded."""
+    table = np.rint(np.arange(1 << 16) / 257).astype(np.uint8)
+    return table[values]
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation; 1 where there is none, or EXIF is broken: the picture is there all the same."""
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
+        return 1
+
+
+def _too_large(what: str, max_pixels: int) -> InputError:
+    return InputError(f"{what}: too large, expected at most {max_pixels // 10**6} megapixels")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "not enough memory for it"
+    lines: list[Any] = str(error).splitlines()
+    return str(lines[0]) if lines else type(error).__name__
