@@ -443,3 +443,16 @@ def test_a_plain_session_takes_the_parts_as_declared(bundle_of: BundleFactory) -
 def test_the_fixture_is_small_and_its_own(bundle_of: BundleFactory) -> None:
     assert sum(path.stat().st_size for path in fixture(NAME).rglob("*") if path.is_file()) < 600_000
     assert read_config(NAME)["model_type"] == NAME == Bundle(bundle_of(NAME)).manifest.model.model_type
+
+
+@pytest.mark.parametrize("target", ["android", "ios"])
+def test_phones_get_it_without_pictures_only(
+    bundle_of: BundleFactory, lesonnx: Callable[..., Outcome], tmp_path: Path, target: str
+) -> None:
+    outcome = lesonnx("export", fixture(NAME), tmp_path / "bundle", "--target", target)
+    assert outcome.code
+    assert f"--target {target}: its runtime does not read pictures of kind qwen3_vl yet" in outcome.error
+    assert lesonnx("export", fixture(NAME), tmp_path / "blind", "--target", target, "--no-vision").code == 0
+    outcome = lesonnx("glue", bundle_of(NAME), tmp_path / "glue", "--target", target)
+    assert outcome.code
+    assert "pictures of kind qwen3_vl are not read by apps yet" in outcome.error

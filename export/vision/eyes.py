@@ -19,6 +19,10 @@ class Eyes(Protocol):
     """A family's eyes, read and checked whole. Immutable."""
 
     @property
+    def kind(self) -> str:
+        """That of their record."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """Lines for the export's report."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
 from lesonnx.vision.cutting import max_crop_tokens
@@ -34,6 +34,7 @@ class MiniCPMVEyes:
     texts: VisionTexts
     notes: Sequence[str] = ()
     names: Sequence[str] = ("vision_prepare", "vision_tower")
+    kind: Literal["minicpmv"] = "minicpmv"
     deepstack_layers: int = 0
 
     @classmethod
@@ -69,7 +70,7 @@ class MiniCPMVEyes:
 
     def record(self, parts: list[Part], data: str) -> Vision:
         record = Vision(
-            kind="minicpmv",
+            kind=self.kind,
             parts=parts,
             data=data,
             patch_size=self.tower.patch_size,

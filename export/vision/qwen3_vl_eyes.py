@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from lesonnx.errors import CheckpointError
 from lesonnx.manifest import Part, Qwen3VLTexts, Qwen3VLTokens, Qwen3VLVision
@@ -63,6 +63,7 @@ class Qwen3VLEyes:
     texts: Qwen3VLTexts
     notes: Sequence[str] = ()
     names: Sequence[str] = ("vision_prepare", "vision_tower")
+    kind: Literal["qwen3_vl"] = "qwen3_vl"
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, hidden_size: int, vocab_size: int, num_layers: int) -> Qwen3VLEyes:
@@ -115,7 +116,7 @@ class Qwen3VLEyes:
 
     def record(self, parts: list[Part], data: str) -> Qwen3VLVision:
         return Qwen3VLVision(
-            kind="qwen3_vl",
+            kind=self.kind,
             parts=parts,
             data=data,
             patch_size=self.tower.patch_size,
