@@ -17,6 +17,7 @@ from lesonnx.eviction import ONE
 from lesonnx.sampling import Logits, Pcg32, Sampler, SamplingOptions
 from lesonnx.speculative.drafter import DRAFT_STREAM, Draft, DraftSampler, draw, fixed_confidence
 from lesonnx.speculative.ngram import LEAST_MATCH, MOST_CANDIDATES, MOST_MATCH, NgramDrafter
+from lesonnx.speculative.pass_times import PassTimes
 from lesonnx.speculative.pricing import Pricing
 from lesonnx.speculative.verify import verify
 
@@ -232,6 +233,30 @@ def test_drafts_that_hardly_pay_lose_nothing(odds: float) -> None:
     ratios = [simulate(400, 2250, 700, odds, None, seed)[0] for seed in range(5)]
     assert np.mean(ratios) > 0.99
     assert min(ratios) > 0.975
+
+
+def test_a_few_quick_passes_of_two_rows_do_not_make_wide_ones_free() -> None:
+    times = PassTimes()
+    for _ in range(3):
+        times.took(1, 1000, 0, 0, [])
+    times.took(2, 900, 0, 0, [])
+    assert times.pass_us(12) > 4000
+    for _ in range(2):
+        times.took(2, 900, 0, 0, [])
+    assert times.pass_us(12) > 2000
+    for _ in range(3):
+        times.took(12, 2800, 0, 0, [])
+    # What was seen three times is believed, whatever narrow passes took.
+    assert times.pass_us(12) == pytest.approx(2800, rel=0.01)
+    # And a width between them is not dearer than the wider one.
+    assert times.pass_us(11) <= times.pass_us(12)
+
+
+def test_wide_passes_are_not_thought_free_in_the_long_run() -> None:
+    """Every other draft is right and rows are cheap: two rows pay, twelve do not."""
+    ratios = [simulate(300, 750, 750, 0.5, None, seed)[0] for seed in range(20)]
+    assert min(ratios) > 1.0
+    assert np.mean(ratios) > 1.2
 
 
 def test_a_drafter_that_is_paid_and_then_not_believed_is_not_asked_for_long() -> None:

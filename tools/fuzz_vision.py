@@ -7,12 +7,14 @@ with exit code 1 at the first difference, which it shows.
 ``cutting``: `cut` against the processor's own functions, over random sizes, ties, strips of 1:1000 and settings.
 ``expanding``: `expand` against the text that the processor gives to its tokenizer, pictures of those sizes in it.
 ``positions``: `positions` against the model's ``get_rope_index``, from those texts' ids, marks strewn between.
+``stored``: ``tests/data/vision.json`` itself, what is taken and not refused.
 ``spreads``: every overview's spread over every canvas, up to 140 x 1300 tokens, against ``torch.linspace``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from pathlib import Path
@@ -28,7 +30,7 @@ from transformers.models.minicpmv4_7.processing_minicpmv4_7 import MiniCPMV4_7Pr
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from make_vision_vectors import TEXTS, TOKENS, tokenized, vision_of  # noqa: E402
+from make_vision_vectors import DEFAULT_FILE, TEXTS, TOKENS, shown, tokenized, vision_of  # noqa: E402
 
 from lesonnx.errors import InputError  # noqa: E402
 from lesonnx.manifest import Vision  # noqa: E402
@@ -90,14 +92,7 @@ def settings(draw: random.Random) -> tuple[Vision, MiniCPMV4_6ImageProcessorPil]
         "tokens": TOKENS,
         "texts": TEXTS if ids else TEXTS | {"id_start": None, "id_end": None},
     }
-    processor = MiniCPMV4_6ImageProcessorPil(
-        scale_resolution=resolution,
-        max_slice_nums=9 if most == 1 else most,
-        slice_mode=most > 1,
-        downsample_mode=mode,
-        use_image_id=ids,
-    )
-    return vision_of(facts), processor
+    return vision_of(facts), processor_of(facts)
 
 
 def size(draw: random.Random, most: int) -> Size:
@@ -191,6 +186,44 @@ def compare_positions(
     check(following == len(ids) + int(delta), f"{ids}: next is {following}, expected {len(ids) + int(delta)}")
 
 
+def fuzz_stored(_: random.Random, __: int) -> str:
+    """The file's views against the processor's, its positions against the model's."""
+    golden = json.loads(DEFAULT_FILE.read_text(encoding="utf-8"))
+    checked = 0
+    for case in golden["cutting"]:
+        facts = golden["facts"][case["facts"]]
+        processor = processor_of(facts)
+        for (height, width), found in zip(case["sizes"], case["views"], strict=True):
+            if found is not None:
+                check(found == shown(reference_cut(height, width, processor)), f"{height} x {width} under {facts}")
+                checked += 1
+    for case in golden["positions"]:
+        facts = golden["facts"][case["facts"]]
+        vision, processor = vision_of(facts), processor_of(facts)
+        if "positions" in case:
+            pictures = [reference_cut(*size, processor) for size in case["pictures"]]
+            crops = [view.crop_patches(vision) for each in pictures for view in each for _ in range(view.num_crops)]
+            sizes = torch.tensor(crops or [(0, 0)])[: len(crops)]
+            compare_positions(case["token_ids"], pictures, vision, processor.downsample_mode, sizes)
+            found = positions(case["token_ids"], pictures, vision)
+            check(found.tolist() == case["positions"], f"{case} is not what the rule gives")
+            checked += 1
+    return f"{checked} vectors"
+
+
+def processor_of(facts: dict[str, Any]) -> MiniCPMV4_6ImageProcessorPil:
+    """The processor of a record's settings."""
+    most = facts["max_slice_nums"]
+    return MiniCPMV4_6ImageProcessorPil(
+        scale_resolution=facts["scale_resolution"],
+        patch_size=facts["patch_size"],
+        max_slice_nums=9 if most == 1 else most,
+        slice_mode=most > 1,
+        downsample_mode="4x" if facts["token_patches"] == 2 else "16x",
+        use_image_id=facts["texts"]["id_start"] is not None,
+    )
+
+
 def fuzz_spreads(_: random.Random, cases: int) -> str:
     """All pairs of lengths (``cases`` 0: none)."""
     pairs = 0
@@ -216,7 +249,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for fuzz in (fuzz_cutting, fuzz_spreads, fuzz_prompts):
+    for fuzz in (fuzz_stored, fuzz_cutting, fuzz_spreads, fuzz_prompts):
         print(fuzz.__name__, fuzz(random.Random(options.seed), options.cases), flush=True)
 
 

@@ -16,6 +16,7 @@ width; and ``next``, the position in all three of a token that follows; or are r
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ FACTS = {
     "4x": _facts(2, 448, 9),
     "many slices": _facts(4, 448, 25),
     "no multiple": _facts(4, 470, 7),
+    "seven slices": _facts(4, 448, 7),
+    "five slices": _facts(4, 448, 5),
     "smaller than a token": _facts(4, 28, 3),
 }
 
@@ -111,12 +114,21 @@ ODD_SIZES += [
     (12, 4000),
 ]
 ODD_SIZES += [(100, 10000), (10000, 100), (1, 200704), (1, 200705), (2, 100353), (20, 5200), (20, 5100), (112, 112)]
-# Grids that are equally near to the picture: squares, and 4:1 at nine slices; logarithms decide by their last bit.
-TIES: list[Size] = [
-    (side, side) for side in (113, 158, 159, 449, 600, 700, 900, 1000, 1100, 1200, 1300, 1400, 1700, 2300)
-]
-TIES += [(side, 4 * side) for side in (200, 500, 700, 1000)] + [(4 * side, side) for side in (200, 500, 700, 1000)]
-TIES += [(300, 1200), (1200, 300), (900, 400), (400, 900), (1800, 800), (800, 1800), (2700, 1200), (1200, 2700)]
+# Grids that are equally near to the picture, squares among them: logarithms decide, sometimes by their last bit.
+TIED_RATIOS = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (3, 4), (2, 9), (4, 9), (1, 5)]
+TIED_AREAS = [*range(2, 11), 12, 15, 16, 18, 20, 24]
+
+
+def ties(scale_resolution: int) -> list[Size]:
+    """Sizes of simple ratios, just within that many slices."""
+    found = []
+    for up, down in TIED_RATIOS:
+        for slices in TIED_AREAS:
+            side = math.isqrt(slices * scale_resolution**2 // (up * down))
+            found += [(up * side, down * side), (down * side, up * side)][: 1 if up == down else 2]
+    return found
+
+
 # Halves, rounded to even: of a token's side without resizing, and of a cell.
 HALVES: list[Size] = [(28, 56), (84, 84), (140, 196), (196, 140), (252, 420), (1001, 1003), (1005, 1007), (905, 1357)]
 
@@ -126,9 +138,9 @@ def cutting_cases() -> Iterator[dict[str, Any]]:
         if name in ("tiny, no ids", "other texts"):
             continue
         random = Pcg32(11, STREAM)
-        sizes = ODD_SIZES + TIES + HALVES
+        sizes = ODD_SIZES + HALVES + ties(facts["scale_resolution"])
         for most in (160, 700, 2000, 6000):
-            sizes = sizes + [(1 + random.next_u32() % most, 1 + random.next_u32() % most) for _ in range(16)]
+            sizes = sizes + [(1 + random.next_u32() % most, 1 + random.next_u32() % most) for _ in range(12)]
         vision = vision_of(facts)
         found: list[list[list[int]] | None] = []
         for size in sizes:

@@ -15,8 +15,9 @@ RECENT = 5
 """The median of the last so many passes of a width counts."""
 SETTLED = 3
 RATIO_ONE = 1 << 10
-UNKNOWN_ROW_EIGHTHS = 3
-"""As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass."""
+UNKNOWN_ROW_EIGHTHS, LEAST_ROW_EIGHTHS = 3, 1
+"""Beyond what was measured a further row is taken to cost no less than 3/8 of a single one's pass, and 1/8 where what
+was measured is settled: a few quick passes of two rows do not make those of twelve free."""
 PRIOR_PASSES = 2
 """What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs."""
 FADE_SHIFT = 5
@@ -44,7 +45,7 @@ class PassTimes:
 
     A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another
     program, heat, a longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and
-    a further row does not cost more than those before it.
+    as long as a width is not settled, a further row does not cost more than those before it.
     """
 
     def __init__(self) -> None:
@@ -110,10 +111,12 @@ class PassTimes:
         """By rows, a pass of so many by one of a single row: measured, or between measured ones; within bounds."""
         for rows in range(2, len(self._table)):
             ratio = self._measured(rows)
+            is_settled = rows in self._ratios and self._ratios[rows].is_settled
             for width, recent in self._ratios.items():
-                if width != rows and recent.is_settled:
-                    beyond = (recent.median - RATIO_ONE) * (rows - 1) // (width - 1)
-                    ratio = min(ratio, recent.median if width > rows else RATIO_ONE + beyond)
+                if width > rows and recent.is_settled:
+                    ratio = min(ratio, recent.median)
+                elif width < rows and recent.is_settled and not is_settled:
+                    ratio = min(ratio, self._beyond(rows, width))
             self._table[rows] = ratio
         self._least = list(accumulate(reversed(self._table), min))[::-1]
 
@@ -121,16 +124,18 @@ class PassTimes:
         """The ratio that was measured, or that on the line through measured neighbours."""
         if rows in self._ratios:
             return self._ratios[rows].median
-        if not self._ratios:
-            return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS // 8
         above = min((width for width in self._ratios if width > rows), default=0)
         below = max((width for width in self._ratios if width < rows), default=1)
+        if not above:
+            return self._beyond(rows, below)
         low = self._ratios[below].median if below > 1 else RATIO_ONE
-        if above:
-            return low + (self._ratios[above].median - low) * (rows - below) // (above - below)
-        # Beyond all that was measured: the line from the single row through the last of them. One odd value there does
-        # not make wide passes look free.
-        beyond = (low - RATIO_ONE) * (rows - below) // (below - 1)
-        if not self._ratios[below].is_settled:
-            beyond = max(beyond, RATIO_ONE * (rows - below) * UNKNOWN_ROW_EIGHTHS // 8)
-        return low + beyond
+        return low + (self._ratios[above].median - low) * (rows - below) // (above - below)
+
+    def _beyond(self, rows: int, width: int) -> int:
+        """The ratio on the line from the single row through a narrower width, where further rows cost something."""
+        if width == 1:
+            return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS // 8
+        recent = self._ratios[width]
+        least = LEAST_ROW_EIGHTHS if recent.is_settled else UNKNOWN_ROW_EIGHTHS
+        line = (recent.median - RATIO_ONE) * (rows - width) // (width - 1)
+        return recent.median + max(line, RATIO_ONE * (rows - width) * least // 8)

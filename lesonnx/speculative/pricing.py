@@ -20,7 +20,7 @@ ALLOWANCE_SHIFT = 6
 """Drafts may cost at most one part in 64 of all time, beyond what they gain."""
 MOST_CHARGED = 2
 """A pass counts for at most so many times what it was expected to take."""
-SLACK_PASSES, CREDIT_PASSES = 2, 16
+SLACK_PASSES, CREDIT_PASSES = 4, 16
 """In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses."""
 FIRST_INTERVAL, LAST_INTERVAL = 32, 2048
 """Where drafting does not pay, it is tried again after so many passes; each time in vain doubles them."""

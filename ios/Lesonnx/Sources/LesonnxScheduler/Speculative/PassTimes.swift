@@ -23,12 +23,14 @@ private struct Recent {
 /// and what it waits for reads.
 ///
 /// A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another program, heat, a
-/// longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and a further row does not cost
-/// more than those before it. A value, owned by `Pricing`.
+/// longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and as long as a width is
+/// not settled, a further row does not cost more than those before it. A value, owned by `Pricing`.
 struct PassTimes: Sendable {
     private static let ratioOne = 1 << 10
-    /// As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass.
+    /// Beyond what was measured a further row is taken to cost no less than 3/8 of a single one's pass, and 1/8 where what was measured
+    /// is settled: a few quick passes of two rows do not make those of twelve free.
     private static let unknownRowEighths = 3
+    private static let leastRowEighths = 1
     /// What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs.
     private static let priorPasses = 2
     private static let fadeShift = 5
@@ -97,9 +99,11 @@ struct PassTimes: Sendable {
         for rows in 2...Self.mostRows {
             var ratio = measured(rows)
             for width in 2...Self.mostRows where width != rows && ratios[width].isSettled {
-                let median = ratios[width].median
-                let beyond = (median - Self.ratioOne) * (rows - 1) / (width - 1)
-                ratio = min(ratio, width > rows ? median : Self.ratioOne + beyond)
+                if width > rows {
+                    ratio = min(ratio, ratios[width].median)
+                } else if !ratios[rows].isSettled {
+                    ratio = min(ratio, beyond(rows, through: width))
+                }
             }
             table[rows] = ratio
         }
@@ -111,18 +115,23 @@ struct PassTimes: Sendable {
             return ratios[rows].median
         }
         let known = ratios.indices.filter { ratios[$0].isKnown }
-        if known.isEmpty {
+        let below = known.last { $0 < rows } ?? 1
+        guard let above = known.first(where: { $0 > rows }) else {
+            return beyond(rows, through: below)
+        }
+        let low = below > 1 ? ratios[below].median : Self.ratioOne
+        return low + floorDivide((ratios[above].median - low) * (rows - below), by: above - below)
+    }
+
+    /// The ratio on the line from the single row through a narrower width, where further rows cost something.
+    private func beyond(_ rows: Int, through width: Int) -> Int {
+        if width == 1 {
             return Self.ratioOne + Self.ratioOne * (rows - 1) * Self.unknownRowEighths / 8
         }
-        let below = known.last { $0 < rows } ?? 1
-        let low = below > 1 ? ratios[below].median : Self.ratioOne
-        if let above = known.first(where: { $0 > rows }) {
-            return low + floorDivide((ratios[above].median - low) * (rows - below), by: above - below)
-        }
-        // Beyond all that was measured: the line from the single row through the last of them. One odd value there does not make wide
-        // passes look free.
-        let beyond = (low - Self.ratioOne) * (rows - below) / (below - 1)
-        return low + (ratios[below].isSettled ? beyond : max(beyond, Self.ratioOne * (rows - below) * Self.unknownRowEighths / 8))
+        let recent = ratios[width]
+        let least = recent.isSettled ? Self.leastRowEighths : Self.unknownRowEighths
+        let line = (recent.median - Self.ratioOne) * (rows - width) / (width - 1)
+        return recent.median + max(line, Self.ratioOne * (rows - width) * least / 8)
     }
 }
 

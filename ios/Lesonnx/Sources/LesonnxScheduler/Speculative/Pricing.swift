@@ -37,7 +37,7 @@ public struct Pricing: LengthChoice {
     /// A pass counts for at most so many times what it was expected to take.
     private static let mostCharged = 2
     // In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses.
-    private static let slackPasses = 2
+    private static let slackPasses = 4
     private static let creditPasses = 16
     // Where drafting does not pay, it is tried again after so many passes; each time in vain doubles them.
     private static let firstInterval = 32

@@ -7,8 +7,8 @@ import dev.lesonnx.REWINDABLE_TOKENS
  * it computes and what it waits for reads.
  *
  * A pass of several rows is held as a ratio to one of a single row at that time, so what slows both down (another program, heat, a
- * longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and a further row does not cost
- * more than those before it. It knows no clock: integers, as `docs/speculation.md` states them. Not thread-safe, owned by [Pricing].
+ * longer context) leaves it right. What is known of passes bounds it: wider ones are not quicker, and as long as a width is
+ * not settled, a further row does not cost more than those before it. It knows no clock: integers, as `docs/speculation.md` states them. Not thread-safe, owned by [Pricing].
  */
 internal class PassTimes {
     private val one = Recent()
@@ -77,10 +77,10 @@ internal class PassTimes {
     private fun tabulate() {
         for (rows in 2 until table.size) {
             var ratio = measured(rows)
+            val isSettled = ratios[rows]?.isSettled == true
             for ((width, recent) in ratios) {
                 if (width == rows || !recent.isSettled) continue
-                val beyond = Math.floorDiv((recent.median - RATIO_ONE) * (rows - 1), width - 1)
-                ratio = minOf(ratio, if (width > rows) recent.median else RATIO_ONE + beyond)
+                if (width > rows) ratio = minOf(ratio, recent.median) else if (!isSettled) ratio = minOf(ratio, beyond(rows, width))
             }
             table[rows] = ratio
         }
@@ -90,16 +90,20 @@ internal class PassTimes {
     /** The ratio that was measured, or that on the line through measured neighbours. */
     private fun measured(rows: Int): Long {
         ratios[rows]?.let { return it.median }
-        if (ratios.isEmpty()) return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS / 8
         val above = ratios.keys.filter { it > rows }.minOrNull()
         val below = ratios.keys.filter { it < rows }.maxOrNull() ?: 1
+        if (above == null) return beyond(rows, below)
         val low = if (below > 1) ratios.getValue(below).median else RATIO_ONE
-        if (above != null) return low + Math.floorDiv((ratios.getValue(above).median - low) * (rows - below), above - below)
-        // Beyond all that was measured: the line from the single row through the last of them. One odd value there does not make wide
-        // passes look free.
-        val beyond = Math.floorDiv((low - RATIO_ONE) * (rows - below), below - 1)
-        val isSettled = ratios.getValue(below).isSettled
-        return low + if (isSettled) beyond else maxOf(beyond, RATIO_ONE * (rows - below) * UNKNOWN_ROW_EIGHTHS / 8)
+        return low + Math.floorDiv((ratios.getValue(above).median - low) * (rows - below), above - below)
+    }
+
+    /** The ratio on the line from the single row through a narrower width, where further rows cost something. */
+    private fun beyond(rows: Int, width: Int): Long {
+        if (width == 1) return RATIO_ONE + RATIO_ONE * (rows - 1) * UNKNOWN_ROW_EIGHTHS / 8
+        val recent = ratios.getValue(width)
+        val least = if (recent.isSettled) LEAST_ROW_EIGHTHS else UNKNOWN_ROW_EIGHTHS
+        val line = (recent.median - RATIO_ONE) * (rows - width) / (width - 1)
+        return recent.median + maxOf(line, RATIO_ONE * (rows - width) * least / 8)
     }
 
     /** The last few values and their median: of an even number the lower one. */
@@ -124,8 +128,12 @@ internal class PassTimes {
         private const val SETTLED = 3
         private const val RATIO_ONE = 1L shl 10
 
-        /** As long as passes of several rows were hardly measured, a further row is taken to cost 3/8 of a single one's pass. */
+        /**
+         * Beyond what was measured a further row is taken to cost no less than 3/8 of a single one's pass, and 1/8 where what was measured
+         * is settled: a few quick passes of two rows do not make those of twelve free.
+         */
         private const val UNKNOWN_ROW_EIGHTHS = 3
+        private const val LEAST_ROW_EIGHTHS = 1
 
         /** What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs. */
         private const val PRIOR_PASSES = 2L

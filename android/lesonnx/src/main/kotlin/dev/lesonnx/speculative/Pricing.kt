@@ -149,7 +149,7 @@ internal open class Pricing {
         const val MOST_CHARGED = 2L
 
         /** In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses. */
-        const val SLACK_PASSES = 2L
+        const val SLACK_PASSES = 4L
         const val CREDIT_PASSES = 16L
 
         /** Where drafting does not pay, it is tried again after so many passes; each time in vain doubles them. */
