@@ -255,9 +255,22 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
     )
 
 
+@contextmanager
+def _a_way_out() -> Iterator[None]:
+    """What is wrong with eyes, and that the rest can go without them."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; --no-vision exports the model without its eyes") from None
+
+
 def _eyes(architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions) -> Eyes | None:
     """The model's eyes; None where it has none or they are left out."""
-    eyes = architecture.eyes(checkpoint) if options.vision else None
+    if options.vision:
+        with _a_way_out():
+            eyes = architecture.eyes(checkpoint)
+    else:
+        eyes = None
     if eyes is None and options.vision_bits is not None:
         why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
         raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
@@ -268,9 +281,10 @@ def _plan_vision(eyes: Eyes, options: ExportOptions, weights: Weights) -> EyesPl
     """Eyes, rehearsed."""
     precision = options.vision_precision
     store, ends = VisionStore(None), []
-    for name in eyes.names:
-        eyes.build(name, weights, store, precision)
-        ends.append(store.end_bytes)
+    with _a_way_out():
+        for name in eyes.names:
+            eyes.build(name, weights, store, precision)
+            ends.append(store.end_bytes)
     return EyesPlan(eyes, precision, ends)
 
 

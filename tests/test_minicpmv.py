@@ -368,6 +368,7 @@ def test_refused_in_one_line(copied: Path, case: str) -> None:
     message = str(caught.value)
     assert mentions in message
     assert "\n" not in message
+    assert ("; --no-vision exports the model without its eyes" in message) == helps
     if helps:
         assert make_plan(Checkpoint(copied), ExportOptions(vision=False)).vision is None
 

@@ -44,10 +44,7 @@ def read_marks(directory: Path, config: dict[str, Any], vocab_size: int, use_ima
     added token with the id. CheckpointError in one line where both are missing, or the tokenizer gives other ids.
     """
     if not (directory / TOKENIZER_JSON).is_file():
-        raise CheckpointError(
-            f"{directory}: no {TOKENIZER_JSON}, without which the marks around pictures have no text;"
-            " --no-vision exports without pictures"
-        )
+        raise CheckpointError(f"{directory}: no {TOKENIZER_JSON}, without which the marks around pictures have no text")
     tokenizer = load_tokenizer(directory / TOKENIZER_JSON)
     settings = _settings(directory)
     added = {int(id_): token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
@@ -55,10 +52,7 @@ def read_marks(directory: Path, config: dict[str, Any], vocab_size: int, use_ima
     for name, (id_key, text_key) in KEYS.items():
         id_, text = _id(config, id_key, vocab_size), _text(settings, text_key)
         if id_ is None and text is None:
-            raise CheckpointError(
-                f"config.json: {id_key} is missing, and {text_key} in {TOKENIZER_CONFIG};"
-                " --no-vision exports without pictures"
-            )
+            raise CheckpointError(f"config.json: {id_key} is missing, and {text_key} in {TOKENIZER_CONFIG}")
         if text is None and id_ not in added:
             raise CheckpointError(
                 f"config.json: {id_key} is {id_}, which is no added token of {TOKENIZER_JSON}, and {TOKENIZER_CONFIG}"

@@ -76,7 +76,7 @@ class Settings:
             if not (directory / PREPROCESSOR).is_file():
                 raise CheckpointError(
                     f"{directory}: no {PREPROCESSOR} and no image_processor in {PROCESSOR}, which say how pictures are"
-                    " prepared; --no-vision exports without them"
+                    " prepared"
                 )
             inner, source = read_json(directory / PREPROCESSOR), PREPROCESSOR
         if not isinstance(inner, dict):
@@ -127,9 +127,7 @@ class Settings:
     def wrong(self, key: str, expected: str) -> CheckpointError:
         """What to raise for a setting."""
         found = f"{self.values[key]!r:.100}"
-        return CheckpointError(
-            f"{self.source}: {key} is {found}, expected {expected}; --no-vision exports without pictures"
-        )
+        return CheckpointError(f"{self.source}: {key} is {found}, expected {expected}")
 
     def _flag(self, key: str) -> bool:
         value = self.values[key]

@@ -147,10 +147,7 @@ def _marks(checkpoint: Checkpoint, vocab_size: int) -> tuple[Qwen3VLTokens, str,
     """The image token's id and text, and the text that stands for a picture in a message."""
     directory = checkpoint.directory
     if not (directory / TOKENIZER_JSON).is_file():
-        raise CheckpointError(
-            f"{directory}: no {TOKENIZER_JSON}, without which the marks around pictures have no text;"
-            " --no-vision exports without pictures"
-        )
+        raise CheckpointError(f"{directory}: no {TOKENIZER_JSON}, without which the marks around pictures have no text")
     tokenizer = load_tokenizer(directory / TOKENIZER_JSON)
     added = {int(id_): token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
     ids, texts = [], []
