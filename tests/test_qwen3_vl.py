@@ -173,7 +173,7 @@ def test_pictures_of_one_size_do_not_see_each_other(bundle_of: BundleFactory) ->
     with Eyes(Bundle(bundle_of(NAME))) as eyes:
         both = eyes.see(Crop(np.concatenate([case["pixel_values"], other], axis=-1), size))
         alone = [eyes.see(Crop(pixels, size)) for pixels in (case["pixel_values"], other)]
-    assert np.abs(both - np.concatenate(alone)).max() < 1e-4
+    assert np.array_equal(both, np.concatenate(alone))
 
 
 # Every chunk and every schedule with every case, though not all three at once.
@@ -233,6 +233,23 @@ def test_run_with_files(bundle_of: BundleFactory, lesonnx: Callable[..., Outcome
     report = json.loads(outcome.out)
     assert report["tokens"] == case["greedy_ids"].tolist()
     assert report["image_tokens"] == len(case["image_features"])
+
+
+def test_verify_tells_of_the_cases(bundle_of: BundleFactory, lesonnx: Callable[..., Outcome], tmp_path: Path) -> None:
+    reference = fixture(NAME) / "reference.npz"
+    outcome = lesonnx("verify", bundle_of(NAME), "--reference", reference, "--json")
+    assert outcome.code == 0, outcome.err
+    cases = json.loads(outcome.out)["cases"]
+    assert [case["name"] for case in cases] == list(CASES)
+    assert all(case["max_abs_diff"] < TOLERANCE for case in cases)
+    assert all(case["features_max_abs_diff"] < TOLERANCE for case in cases)
+    assert all(case["greedy_match"] and case["position_ids_match"] for case in cases)
+    arrays = read_reference(NAME)
+    arrays["case1_deepstack_features"] = arrays["case1_deepstack_features"][:1]
+    np.savez(tmp_path / "less.npz", **arrays)
+    outcome = lesonnx("verify", bundle_of(NAME), "--reference", tmp_path / "less.npz")
+    assert outcome.code
+    assert "case1_deepstack_features is float32 [1, 14, 64], expected floats [2, 14, 64]" in outcome.error
 
 
 def test_pictures_come_in_front_with_their_marks(bundle_of: BundleFactory) -> None:
