@@ -60,14 +60,16 @@ class Prompt:
         """The same prompt, with these pictures read."""
         return replace(self, features=features)
 
-    def write_features(self, hidden: NDArray[np.float32], deepstack: NDArray[np.float32]) -> None:
+    def write_features(self, hidden: NDArray[np.float32], deepstack: NDArray[np.float32] | None = None) -> None:
         """Put features over the rows of ``hidden`` [L,H] of image tokens, and into those of ``deepstack`` [D,L,H].
 
-        All other rows of ``deepstack`` become zero. KeyError for a picture that was not read.
+        All other rows of ``deepstack``, where there is one, become zero. KeyError for a picture that was not read.
         """
-        deepstack[...] = 0
         size = hidden.shape[1]
+        if deepstack is not None:
+            deepstack[...] = 0
         for place, (key, row) in self.image_rows.items():
             features = self.features[key][row]
             hidden[place] = features[:size]
-            deepstack[:, place] = features[size:].reshape(-1, size)
+            if deepstack is not None:
+                deepstack[:, place] = features[size:].reshape(-1, size)

@@ -27,6 +27,7 @@ from lesonnx.manifest import Qwen3VLVision, parse_manifest
 from lesonnx.model import SCHEDULES
 from lesonnx.prompt import Prompt
 from lesonnx.vision import rules
+from lesonnx.vision.album import features_bytes, reading_bytes
 from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, cut_packed
 from lesonnx.vision.prompts import place
@@ -323,6 +324,19 @@ def test_sizes(bundle_of: BundleFactory, key: str, bounds: tuple[int, int, int])
         else:
             assert rules.views(height, width, vision) == [View(tuple(expected), (1, 1))]
     assert 0 < refused < len(reference["sizes"])
+
+
+def test_what_a_picture_takes_goes_by_its_pixels(bundle_of: BundleFactory) -> None:
+    with load(bundle_of(NAME)) as model:
+        small, large = (model.open_picture(np.zeros((*size, 3), np.uint8)) for size in ((32, 32), (64, 64)))
+    vision = record(bundle_of(NAME)).model_copy(update={"working_bytes": 5_120_000})
+    assert [rules.working_bytes(shown.views[0], vision) for shown in (small, large)] == [1_024_000, 4_096_000]
+    bundle = Bundle(bundle_of(NAME))
+    bundle.manifest = bundle.manifest.model_copy(update={"vision": vision})
+    # What preparing takes beside is less than a tenth of that.
+    assert 2_900_000 < reading_bytes(bundle, large) - reading_bytes(bundle, small) < 3_400_000
+    # Features, and those behind two layers.
+    assert features_bytes(bundle, large) == 16 * 3 * 64 * 4
 
 
 def test_positions_in_words(bundle_of: BundleFactory) -> None:
