@@ -102,7 +102,7 @@ def generate(
     reuse: bool = False,
     speculator: Speculator | None = None,
     look: Look | None = None,
-) -> Iterator[Token]:
+) -> Generator[Token]:
     """Generate from a prompt. Without a tokenizer, texts are empty. Close the iterator to stop early.
 
     A runner has one sequence: a generation that is asked to go on after another one has begun raises InputError.
@@ -149,7 +149,7 @@ def _steps(
     reuse: bool,
     speculator: Speculator | None,
     look: Look | None,
-) -> Iterator[Token]:
+) -> Generator[Token]:
     """The generator itself: pictures, prefill, then a step at a time, which gives a token, or several by drafts."""
     # 1. Pictures that the sequence does not begin with. Until they are read, nothing of it is touched.
     runner.owner = report

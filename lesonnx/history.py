@@ -53,7 +53,9 @@ class History:
         """
         count = 0
         for ours, theirs in zip(self.token_ids, prompt.token_ids[:-1], strict=False):
-            if ours != theirs or self._image_rows.get(count) != prompt.image_rows.get(count):
+            if ours != theirs:
                 break
             count += 1
-        return self._positions.common(prompt.position_ids, count)
+        shown = {place for place in (*self._image_rows, *prompt.image_rows) if place < count}
+        differ = (place for place in shown if self._image_rows.get(place) != prompt.image_rows.get(place))
+        return self._positions.common(prompt.position_ids, min(differ, default=count))

@@ -5,7 +5,7 @@ It wires the other modules together and does none of their work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class LoadOptions:
 class Generation:
     """The tokens of one generation, as they come; iterate once. ``report`` is complete at the end."""
 
-    def __init__(self, tokens: Iterator[Token], report: GenerationReport) -> None:
+    def __init__(self, tokens: Generator[Token], report: GenerationReport) -> None:
         self._tokens = tokens
         self.report = report
 
@@ -85,6 +85,10 @@ class Generation:
     def text(self) -> str:
         """Run to the end; the text of what had not been taken yet."""
         return "".join(token.text for token in self._tokens)
+
+    def close(self) -> None:
+        """End it where it is: pictures that are being read are let go of at once."""
+        self._tokens.close()
 
 
 @dataclass
@@ -122,7 +126,8 @@ class Model:
         ``images`` are paths, bytes, Pillow images, uint8 arrays [Y,X,3] or what `open_picture` gave. A text has a
         placeholder a picture, see `VisionTexts`, or none: then they come first. Ids have an image token a picture.
         """
-        pictures = [self.open_picture(source) for source in images]
+        sources = images if isinstance(images, list | tuple) else [images]
+        pictures = [self.open_picture(source) for source in sources]
         vision = self.bundle.manifest.vision
         if vision and isinstance(prompt, str):
             prompt = with_placeholders(prompt, len(pictures), vision)

@@ -242,15 +242,19 @@ class Runner:
     def lend(self, num_bytes: int) -> Iterator[None]:
         """Have the experts give way to something else of that size, between two steps; BudgetError where they cannot.
 
-        Does nothing where memory is not bounded. Not for two things at once.
+        Does nothing where memory is not bounded.
         """
+        if self._memory is None:
+            yield
+            return
         capacity = self.states.capacity_tokens or self.states.capacity_for(1)
-        self._share_memory(capacity, num_bytes)
+        self._share_memory(capacity, self._memory.lent_bytes + num_bytes)
         try:
             yield
         finally:
             # Caches may have grown meanwhile.
-            self._share_memory(max(capacity, self.states.capacity_tokens), 0)
+            capacity = max(capacity, self.states.capacity_tokens)
+            self._share_memory(capacity, self._memory.lent_bytes - num_bytes)
 
     def free_chunks(self) -> int:
         """Free the arrays of prefill chunks until the next one; gives the bytes that nobody uses until then."""

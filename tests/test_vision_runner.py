@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from conftest import BundleFactory, Outcome
 from numpy.typing import NDArray
 
 import lesonnx
+from lesonnx.commands import chat
 from lesonnx.errors import ContextError, InputError
 from lesonnx.generate import GenerationOptions
 from lesonnx.history import History
@@ -323,7 +326,9 @@ def test_whoever_stops_between_crops_loses_nothing(model: Model, counted: type[C
     generation = model.chat([user("wide.png")], FEW)
     tokens = iter(generation)
     token = next(tokens)
-    assert (token.id, token.text, counted.seen) == (None, "", 1)
+    assert (token.id, token.text, counted.seen) == (None, "", 0)
+    next(tokens)
+    assert counted.seen == 1
     tokens.close()  # type: ignore[attr-defined]
     assert model.runner.token_ids == ran
     assert model.generate("Hello", FEW).text() == before
@@ -389,17 +394,19 @@ def test_a_picture_that_changed_since_it_was_opened(model: Model, tmp_path: Path
 def test_a_bundle_without_eyes_says_so(
     blind: Path, lesonnx: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    message = f"error: {blind}: this bundle has no eyes: it takes no pictures"
     outcome = lesonnx("run", blind, "--prompt", "a", "--image", IMAGES / "small.png")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.error == f"error: {blind}: this bundle has no eyes: it takes no pictures"
+    assert (outcome.code, outcome.out, outcome.error) == (2, "", message)
+    said = iter([f"/image {IMAGES / 'small.png'}", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    outcome = lesonnx("chat", blind)
+    assert (outcome.code, outcome.error) == (0, message)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def test_run_reports_pictures(bundle: Path, arrays: Arrays, lesonnx: Callable[..., Outcome]) -> None:
-    import json
-
     text, (picture,) = str(arrays["case1_text"]), files(arrays, "case1")
     command = ("run", bundle, "--prompt", text, "--image", picture, "--max-tokens", 24, "--ignore-eos")
     document = json.loads(lesonnx(*command, "--json").out)
@@ -433,3 +440,36 @@ def test_chat_shows_pictures_and_survives_bad_ones(
         assert part in error
     summaries = [line for line in outcome.err.splitlines() if line.startswith("[")]
     assert ["1 picture of 4 tokens" in summaries[0], "3 pictures of 24 tokens" in summaries[1]] == [True, True]
+
+
+def test_chat_keeps_pictures_whose_question_was_stopped_while_they_were_read(
+    bundle: Path, lesonnx: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupts = iter([[1], [], []])
+    monkeypatch.setattr(chat, "stop_on_interrupt", lambda: nullcontext(next(interrupts)))
+    said = iter([f"/image {IMAGES / 'wide.png'}", "What?", "What now?", "/reset", "And?"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said, "/exit"))
+    outcome = lesonnx("chat", bundle, "--max-tokens", 2)
+    assert outcome.code == 0
+    summaries = [line for line in outcome.err.splitlines() if line.startswith("[")]
+    assert ["0 generated" in line for line in summaries] == [True, False, False]
+    assert ["1 picture of 30 tokens" in line for line in summaries] == [True, True, False]
+
+
+def test_chat_puts_pictures_away_that_cannot_be_read_any_more(
+    bundle: Path, lesonnx: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes((IMAGES / "small.png").read_bytes())
+
+    def said() -> Iterator[str]:
+        yield f"/image {path}"
+        path.unlink()
+        yield from ("What?", "And without?", "/exit")
+
+    lines = said()
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    outcome = lesonnx("chat", bundle, "--max-tokens", 2)
+    error, *rest = [line for line in outcome.err.splitlines() if line]
+    assert error == f"error: {path}: no such file; the pictures shown for it are put away"
+    assert [line.startswith("[") for line in rest] == [True]

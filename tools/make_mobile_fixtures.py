@@ -50,11 +50,15 @@ BUNDLES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe-mixed": (f"{CHECKPOINTS}/qwen2_moe", {"precisions": MIXED, "calibration": "topics"}),
     "sample-dspark-float": ("lesonnx/sample", {"bits": 32, "drafter": ROOT / "lesonnx/sample/dspark"}),
     "sample-dspark-int4": ("lesonnx/sample", {"bits": 4, "drafter": ROOT / "lesonnx/sample/dspark"}),
+    # Portable: the ONNX Runtime of the Swift package has no operators for recurrent layers.
+    "minicpmv4_7-float": (f"{CHECKPOINTS}/minicpmv4_7_moe", {"bits": 32, "operators": "portable"}),
 }
 NUM_THREADS = 2
 NUM_TOKENS = 40
 # Drafts a pass where a drafter is used; never more than it is sure of would be another test.
 DRAFT_TOKENS = 3
+# Generated tokens of prompts with pictures, and the cases of the checkpoint's reference.npz that they are.
+PICTURED_TOKENS, PICTURED_CASES = 24, ("case0", "case1", "case2")
 # What is taken back: a step of so many tokens, of which so many stay.
 STEP_TOKENS, KEPT_TOKENS = 5, 2
 PROMPT = "In the beginning God created"
@@ -217,6 +221,74 @@ def run_drafts(bundle: Path, prompt: str) -> dict[str, Any]:
     }
 
 
+def run_pictured(bundle: Path, checkpoint: Path, stem: Path) -> list[dict[str, Any]]:
+    """The prompts with pictures that the checkpoint comes with, stage by stage; arrays go into files of their own.
+
+    ``prompt`` has a placeholder a picture, ``images`` the pictures as PPM files and ``files`` as they came (relative to
+    the checkpoint), ``views`` how each is cut: [height, width, rows, columns]. ``prompt_ids`` [L] and ``position_ids``
+    [3,L] are the expanded prompt's. ``pixel_values`` (float32) are the prepared crops of all pictures, each [1,3,P,W],
+    one crop after another; ``features`` [I,H] of all pictures. ``token_ids`` and ``logits`` are a greedy generation's,
+    as in the other cases, by the kernel.
+    """
+    import numpy as np
+
+    import lesonnx
+    from lesonnx.sampling import Sampler, SamplingOptions
+    from lesonnx.vision.eyes import Eyes
+    from lesonnx.vision.pictures import open_picture
+    from lesonnx.vision.placeholders import expand
+    from lesonnx.vision.prompts import place
+
+    recorded = np.load(checkpoint / "reference.npz")
+    cases = []
+    with lesonnx.load(bundle, engine="kernel", num_threads=NUM_THREADS, accelerate="off") as model:
+        vision = model.bundle.manifest.vision
+        for name in PICTURED_CASES:
+            text = str(recorded[f"{name}_text"])
+            files = [f"images/{file}" for file in recorded[f"{name}_images"]]
+            shown = [model.open_picture(checkpoint / file) for file in files]
+            views = [picture.views for picture in shown]
+            pixels, features, images = [], {}, []
+            with Eyes(model.bundle, NUM_THREADS) as eyes:
+                for number, picture in enumerate(shown):
+                    image = open_picture(picture.source).pixels
+                    images.append(f"{stem.name}.{name}.{number}.ppm")
+                    header = f"P6\n{picture.width} {picture.height}\n255\n".encode()
+                    stem.with_name(images[-1]).write_bytes(header + image.tobytes())
+                    crops = eyes.crops(image, picture.views)
+                    pixels += [crop.pixel_values.astype("<f4").tobytes() for crop in crops]
+                    features[picture.key] = np.concatenate([eyes.see(crop) for crop in crops])
+            prompt_ids = model.encode(expand(text, views, vision))
+            prompt = place(prompt_ids, views, [picture.key for picture in shown], vision)
+            sampler = Sampler(SamplingOptions())
+            model.runner.rewind(0)
+            logits = [model.runner.prefill(prompt.with_features(features))]
+            token_ids: list[int] = []
+            while True:
+                token_ids.append(sampler.sample(logits[-1]))
+                if len(token_ids) == PICTURED_TOKENS:
+                    break
+                logits.append(model.runner.step([token_ids[-1]], [0])[0])
+            rows = np.concatenate([features[picture.key] for picture in shown])
+            arrays = {"pixel_values": b"".join(pixels), "features": rows.astype("<f4").tobytes()}
+            for key, data in arrays.items():
+                stem.with_name(f"{stem.name}.{name}.{key}.f32").write_bytes(data)
+            case = {
+                "prompt": text,
+                "files": files,
+                "images": images,
+                "views": [[[*view.size, *view.grid] for view in picture.views] for picture in shown],
+                "prompt_ids": prompt_ids,
+                "position_ids": prompt.position_ids.tolist(),
+                **{key: f"{stem.name}.{name}.{key}.f32" for key in arrays},
+                "features_shape": list(rows.shape),
+                "token_ids": token_ids,
+                "logits": np.stack(logits).astype("<f4"),
+            }
+            cases.append(write_case(stem, name, case))
+    return cases
+
+
 def write_references(out: Path) -> None:
     """The references of the ONNX Runtime that this process imports."""
     import onnxruntime
@@ -258,6 +330,7 @@ def write_references(out: Path) -> None:
         else:
             by_twins = []
         rewind = write_case(stem, "rewind-kernel", run_case(bundle.directory, "kernel", prompt, None, rewinds=True))
+        pictured = run_pictured(bundle.directory, ROOT / BUNDLES[name][0], stem) if bundle.manifest.vision else []
         document = {
             "onnxruntime": version,
             "bundle": name,
@@ -272,6 +345,7 @@ def write_references(out: Path) -> None:
             "rewinds": [rewind],
             **({"twins": by_twins} if by_twins else {}),
             **({"drafter": run_drafts(bundle.directory, PROMPT)} if bundle.manifest.drafter else {}),
+            **({"vision": pictured} if pictured else {}),
             "tokenizer": [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=True)} for text in TEXTS]
             if tokenizer
             else [],

@@ -69,6 +69,7 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
                         if stopped:
                             print(" [stopped]", end="")
                             break
+                generation.close()
             except InputError as error:
                 # The conversation is what it was before the question.
                 way_out = "; /reset begins anew" if isinstance(error, ContextError) else ""

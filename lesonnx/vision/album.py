@@ -6,8 +6,10 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,17 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
-from lesonnx.vision import pictures as decoding
 from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
-from lesonnx.vision.pictures import Picture
+from lesonnx.vision.pictures import open_picture
 from lesonnx.vision.rules import views, working_bytes
 
-# Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three pictures
-# of ten crops, or of thirty small ones.
+# Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three large
+# pictures, or of thirty small ones.
 KEPT_BYTES = 16 << 20
-# What a pixel takes at most while it is decoded, and while it is prepared: its own three bytes, and 4.2 were measured.
-DECODING_BYTES = 16
+# What a pixel takes at most while it is decoded (10 to 14 were measured for JPEG and PNG, 19.5 for JPEG 2000), and
+# while it is prepared: its own three bytes, and 4.2.
+DECODING_BYTES = 20
 PREPARING_BYTES = 8
 # What sessions take beside their weights' own bytes, while they open and later: for towers of 150 MB to 1 GB, in 4, 8
 # and 32 bits, 15 % to 38 % more were measured.
@@ -60,6 +62,7 @@ class Album:
         self._runner = runner
         self._num_threads = num_threads
         self._kept: OrderedDict[str, Features] = OrderedDict()
+        self._is_reading = False
 
     def open(self, source: Any) -> Shown:
         """Open a picture: a path, bytes, a Pillow image, an array, or what was opened before.
@@ -68,18 +71,23 @@ class Album:
         """
         if isinstance(source, Shown):
             return source
-        picture = self._decode(source)
-        cut = tuple(views(picture.height, picture.width, self.vision))
-        return Shown(picture.key, picture.height, picture.width, cut, source)
+        with ExitStack() as lent:
 
-    def _decode(self, source: Any) -> Picture:
-        return decoding.open_picture(source)
+            def admit(height: int, width: int) -> None:
+                # No prefill is under way, so its room is free; but open eyes count on that room already.
+                idle = 0 if self._is_reading else self._runner.free_chunks()
+                lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
+
+            picture = open_picture(source, admit)
+            cut = tuple(views(picture.height, picture.width, self.vision))
+            return Shown(picture.key, picture.height, picture.width, cut, source)
 
     def look(self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]) -> Generator[None]:
         """Put the features of those of ``pictures`` that have one of the keys into ``found``, by key.
 
-        What is not kept is read, crop by crop, and control given back after each: whoever stops there loses that
-        picture's crops and nothing else. Experts lend the memory that reading takes. BudgetError where they cannot.
+        What is not kept is read. Control is given back after each picture that is prepared and each crop that is read:
+        whoever stops there loses the features of the picture at hand and of those after it, and nothing else. Experts
+        lend the memory that reading takes. BudgetError where they cannot.
         """
         by_key = {shown.key: shown for shown in pictures}
         unknown: dict[str, Shown] = {}
@@ -91,23 +99,31 @@ class Album:
                 unknown[key] = by_key[key]
         if not unknown:
             return
-        needed = max(reading_bytes(self._bundle, shown) for shown in unknown.values())
-        needed += sum(features_bytes(self._bundle, shown) for shown in unknown.values())
         idle = self._runner.free_chunks()
+        needed = reading_bytes(self._bundle, unknown.values())
         with self._runner.lend(max(0, needed - idle)), Eyes(self._bundle, self._num_threads) as eyes:
-            for key, shown in unknown.items():
-                features = []
-                for crop in self._crops(eyes, shown):
-                    features.append(eyes.see(crop))
+            self._is_reading = True
+            try:
+                prepared: dict[str, list[Crop]] = {}
+                for key, shown in unknown.items():
+                    prepared[key] = self._crops(eyes, shown)
                     yield
-                found[key] = np.concatenate(features)
-                self._keep(key, found[key])
+                for key in unknown:
+                    features = []
+                    for crop in prepared.pop(key):
+                        features.append(eyes.see(crop))
+                        yield
+                    found[key] = np.concatenate(features)
+                    self._keep(key, found[key])
+            finally:
+                self._is_reading = False
 
     def _crops(self, eyes: Eyes, shown: Shown) -> list[Crop]:
-        """A picture's crops; the picture itself is gone when the first of them is read."""
-        picture = self._decode(shown.source)
+        """A picture's crops. Of the picture itself nothing stays."""
+        picture = open_picture(shown.source)
         if picture.key != shown.key:
-            raise InputError(f"{shown.source}: has changed since it was opened")
+            name = shown.source if isinstance(shown.source, str | Path) else "a picture"
+            raise InputError(f"{name}: has changed since it was opened")
         return eyes.crops(picture.pixels, shown.views)
 
     def _keep(self, key: str, features: Features) -> None:
@@ -117,14 +133,19 @@ class Album:
             self._kept.popitem(last=False)
 
 
-def reading_bytes(bundle: Bundle, shown: Shown) -> int:
-    """What reading a picture takes at most: the sessions, and the picture while it is prepared or its crops later."""
+def reading_bytes(bundle: Bundle, pictures: Collection[Shown]) -> int:
+    """What reading pictures takes at most: all their crops and features, and first one picture, then the tower."""
     vision = record_of(bundle)
     weights = bundle.file(vision.data).stat().st_size
-    sessions = weights + int(weights * SESSION_SHARE) + SESSION_BYTES
-    packed = sum(view.size[0] * view.size[1] * 3 for view in shown.views) * np.dtype(np.float32).itemsize
-    preparing = shown.height * shown.width * max(DECODING_BYTES, PREPARING_BYTES) + packed
-    return sessions + packed + max(preparing, *(working_bytes(view, vision) for view in shown.views))
+    pixels = max(shown.height * shown.width for shown in pictures) * max(DECODING_BYTES, PREPARING_BYTES)
+    views = [view for shown in pictures for view in shown.views]
+    working = max(working_bytes(view, vision) for view in views)
+    tower = weights + int(weights * SESSION_SHARE) + SESSION_BYTES + working
+    # In float32; while one picture is prepared, its crops are there twice.
+    crops = sum(view.size[0] * view.size[1] * 3 * 4 for view in views)
+    largest = max(view.size[0] * view.size[1] * 3 * 4 for view in views)
+    features = sum(features_bytes(bundle, shown) for shown in pictures)
+    return crops + features + max(pixels + largest, tower)
 
 
 def features_bytes(bundle: Bundle, shown: Shown) -> int:

@@ -1,4 +1,4 @@
-"""What reads pictures: the bundle's two vision parts, open as long as they are needed.
+"""What reads pictures: the bundle's two vision parts, each open as long as it is needed.
 
 It knows sessions and the manifest's record. How a picture is cut, `vision.cutting` says; what becomes of features,
 others know.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lesonnx import ort
 from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError, LesonnxError
-from lesonnx.manifest import AnyVision, Part
+from lesonnx.manifest import AnyVision, VisionRole
 from lesonnx.vision.cutting import View
 
 Features = NDArray[np.float32]
@@ -31,16 +31,30 @@ class Crop(NamedTuple):
 
 
 class Eyes:
-    """Both vision sessions of a bundle. A context manager; not thread-safe. InputError where the bundle has none."""
+    """The vision sessions of a bundle, of which one at a time is open: so a picture and the tower are never in memory
+    together. A context manager; not thread-safe. InputError where the bundle has none.
+    """
 
     def __init__(self, bundle: Bundle, num_threads: int | None = None) -> None:
         self.vision = record_of(bundle)
-        options = ort.session_options(optimise=True, num_threads=num_threads)
-        self._sessions = {part.role: _open(bundle, part, options) for part in self.vision.parts}
+        self._bundle = bundle
+        self._options = ort.session_options(optimise=True, num_threads=num_threads)
+        self._open: tuple[VisionRole, onnxruntime.InferenceSession] | None = None
 
     def close(self) -> None:
-        """Free both sessions."""
-        self._sessions.clear()
+        """Free the session that is open."""
+        self._open = None
+
+    def _session(self, role: VisionRole) -> onnxruntime.InferenceSession:
+        if self._open is None or self._open[0] != role:
+            # The other one goes first.
+            self._open = None
+            part = self.vision.part(role)
+            path = self._bundle.part_file(part)
+            session = ort.open_session(path, self._options)
+            ort.check_part(session, part, path)
+            self._open = (role, session)
+        return self._open[1]
 
     def __enter__(self) -> Eyes:
         return self
@@ -55,7 +69,7 @@ class Eyes:
         crops: list[Crop] = []
         for view in views:
             size, grid = (np.asarray(sides, np.int64) for sides in (view.size, view.grid))
-            (packed,) = _run(self._sessions["vision_prepare"], {"image": pixels, "size": size, "grid": grid})
+            (packed,) = _run(self._session("vision_prepare"), {"image": pixels, "size": size, "grid": grid})
             crops += cut_packed(packed, [view.crop_patches(self.vision)] * view.num_crops, self.vision.patch_size)
         return crops
 
@@ -63,7 +77,7 @@ class Eyes:
         """The features [I,H] of a crop; with what deepstack adds behind layers, one after the other: [I,(1+D)*H]."""
         target_size = np.asarray(crop.target_size, np.int64)
         pixel_values = np.ascontiguousarray(crop.pixel_values)
-        given = _run(self._sessions["vision_tower"], {"pixel_values": pixel_values, "target_size": target_size})
+        given = _run(self._session("vision_tower"), {"pixel_values": pixel_values, "target_size": target_size})
         return np.concatenate(given, axis=1) if len(given) > 1 else given[0]
 
 
@@ -81,13 +95,6 @@ def record_of(bundle: Bundle) -> AnyVision:
     if bundle.manifest.vision is None:
         raise InputError(f"{bundle.directory}: this bundle has no eyes: it takes no pictures")
     return bundle.manifest.vision
-
-
-def _open(bundle: Bundle, part: Part, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    path = bundle.part_file(part)
-    session = ort.open_session(path, options)
-    ort.check_part(session, part, path)
-    return session
 
 
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:

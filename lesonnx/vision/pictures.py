@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 Source = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Image", Pixels, "Picture"]
+# Is told a height and a width before a picture of that size is decoded.
+Admit = Callable[[int, int], None]
 # 134 megapixels: cameras stay below it, and so does Pillow's own bound. A decoded picture takes up to 400 MB then.
 MAX_PIXELS = 1 << 27
 
@@ -53,29 +56,30 @@ class Picture:
         return digest.hexdigest()
 
 
-def open_picture(source: Source) -> Picture:
+def open_picture(source: Source, admit: Admit = lambda height, width: None) -> Picture:
     """The picture in a file, in a file's bytes, in a Pillow image, or in an array uint8 [Y, X, 3] of RGB.
 
     Upright, as EXIF says; colours are RGB of 8 bits, see docs/vision.md; the first frame of an animation. The source is
     left as it is. InputError in one line for what is no picture, is broken, or has more than 134 megapixels.
+    ``admit`` is called before pixels are decoded or copied, with their height and width; what it raises passes.
     """
     if isinstance(source, Picture):
         return source
     if isinstance(source, np.ndarray):
-        return _finished(_of_array(source), 1, "the array")
+        return _finished(_of_array(source, admit), 1, "the array")
     if isinstance(source, bytes | bytearray | memoryview):
         name = f"a picture of {len(source)} bytes"
         if not len(source):
             raise InputError("a picture of 0 bytes: expected a picture, found nothing")
-        return _decoded(BytesIO(source), name)
+        return _decoded(BytesIO(source), name, admit)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        return _of_file(path)
+        return _of_file(path, admit)
     if "PIL.Image" in sys.modules:
         from lesonnx.vision import with_pillow
 
         if with_pillow.is_image(source):
-            pixels, orientation = with_pillow.read(source, "the Pillow image", MAX_PIXELS)
+            pixels, orientation = with_pillow.read(source, "the Pillow image", MAX_PIXELS, admit)
             return _finished(pixels, orientation, "the Pillow image")
     raise InputError(f"a picture is a path, bytes, a Pillow image or a uint8 array, found {type(source).__name__}")
 
@@ -99,7 +103,7 @@ def has_pillow() -> bool:
     return True
 
 
-def _of_file(path: Path) -> Picture:
+def _of_file(path: Path, admit: Admit) -> Picture:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -109,7 +113,7 @@ def _of_file(path: Path) -> Picture:
         if not status.st_size:
             raise InputError(f"{path}: expected a picture, found an empty file")
         with path.open("rb") as file:
-            return _decoded(file, str(path))
+            return _decoded(file, str(path), admit)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -117,19 +121,24 @@ def _of_file(path: Path) -> Picture:
         raise InputError(f"{path}: cannot be read: {reason}") from None
 
 
-def _decoded(file: BinaryIO, name: str) -> Picture:
+def _decoded(file: BinaryIO, name: str, admit: Admit) -> Picture:
     if has_pillow():
         from lesonnx.vision import with_pillow
 
-        return _finished(*with_pillow.decode(file, name, MAX_PIXELS), name)
+        return _finished(*with_pillow.decode(file, name, MAX_PIXELS, admit), name)
     from lesonnx.vision import without_pillow
 
-    return _finished(*without_pillow.decode(file.read(), name, check_size), name)
+    def check(height: int, width: int, name: str) -> None:
+        check_size(height, width, name)
+        admit(height, width)
+
+    return _finished(*without_pillow.decode(file.read(), name, check), name)
 
 
-def _of_array(array: npt.NDArray[np.generic]) -> Pixels:
+def _of_array(array: npt.NDArray[np.generic], admit: Admit) -> Pixels:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(f"a picture's array is uint8 [Y, X, 3], found {array.dtype} {list(array.shape)}")
+    admit(array.shape[0], array.shape[1])
     return np.array(array, np.uint8, order="C")
 
 

@@ -6,6 +6,7 @@ Imported only where Pillow is installed.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
@@ -26,7 +27,7 @@ def is_image(source: object) -> TypeGuard[Image.Image]:
     return isinstance(source, Image.Image)
 
 
-def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
+def decode(file: BinaryIO, name: str, max_pixels: int, admit: Callable[[int, int], None]) -> tuple[Pixels, int]:
     """RGB [Y, X, 3] as stored, and EXIF's orientation, of the first frame in a file. InputError where it cannot be."""
     Image.init()
     formats = [each for each in FORMATS if each in Image.OPEN]
@@ -35,7 +36,7 @@ def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(file, formats=formats) as image:
-                return read(image, name, max_pixels)
+                return read(image, name, max_pixels, admit)
     except InputError:
         raise
     except UnidentifiedImageError:
@@ -46,13 +47,14 @@ def decode(file: BinaryIO, name: str, max_pixels: int) -> tuple[Pixels, int]:
         raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
 
 
-def read(image: Image.Image, name: str, max_pixels: int) -> tuple[Pixels, int]:
+def read(image: Image.Image, name: str, max_pixels: int, admit: Callable[[int, int], None]) -> tuple[Pixels, int]:
     """`decode` of an image that is open: at the frame that it is at, which it stays at."""
     if image.width * image.height > max_pixels:
         raise _too_large(f"{name}: {image.width} x {image.height} pixels", max_pixels)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            admit(image.height, image.width)
             image.load()
             return _rgb(image, name), _orientation(image)
     except InputError:

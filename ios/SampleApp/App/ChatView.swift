@@ -1,4 +1,5 @@
 import LesonnxScheduler
+import PhotosUI
 import SampleModels
 import SwiftUI
 
@@ -26,6 +27,7 @@ private struct ConversationView: View {
     let conversation: Conversation
     let notes: [String]
     @State private var draft = ""
+    @State private var picked: [PhotosPickerItem] = []
 
     var body: some View {
         ScrollViewReader { scroll in
@@ -54,14 +56,57 @@ private struct ConversationView: View {
             if conversation.lines.isEmpty {
                 ContentUnavailableView(
                     conversation.chats ? "Ask something" : "Begin a text", systemImage: "text.bubble",
-                    description: Text(conversation.chats ? "" : "This bundle has no chat format: it goes on with what you write."))
+                    description: Text(conversation.introduction))
             }
         }
         .safeAreaInset(edge: .bottom) { input }
     }
 
     private var input: some View {
+        VStack(alignment: .leading) {
+            if !conversation.attachments.isEmpty || conversation.isDecoding {
+                attachments
+            }
+            line
+        }
+        .padding(.horizontal)
+        .padding(.vertical, 8)
+        .background(.bar)
+        .onChange(of: picked) {
+            let items = picked
+            if items.isEmpty { return }
+            picked = []
+            Task {
+                for item in items {
+                    await conversation.attach { try await item.loadTransferable(type: Data.self) }
+                }
+            }
+        }
+    }
+
+    private var attachments: some View {
+        ScrollView(.horizontal) {
+            HStack {
+                ForEach(conversation.attachments) { attachment in
+                    ThumbnailView(attachment: attachment)
+                        .overlay(alignment: .topTrailing) {
+                            Button("Remove the picture", systemImage: "xmark.circle.fill") { conversation.detach(attachment) }
+                                .labelStyle(.iconOnly)
+                        }
+                }
+                if conversation.isDecoding {
+                    ProgressView()
+                }
+            }
+        }
+    }
+
+    private var line: some View {
         HStack(alignment: .bottom) {
+            PhotosPicker(selection: $picked, matching: .images) { Label("Add a picture", systemImage: "photo.badge.plus") }
+                .disabled(conversation.pictureObstacle != nil || conversation.isAnswering)
+                .help(conversation.pictureObstacle ?? "Add a picture")
+                .accessibilityHint(conversation.pictureObstacle ?? "")
             TextField(conversation.chats ? "Message" : "Text", text: $draft, axis: .vertical)
                 .lineLimit(1...6)
                 .textFieldStyle(.roundedBorder)
@@ -72,14 +117,11 @@ private struct ConversationView: View {
                     conversation.send(draft)
                     draft = ""
                 }
-                .disabled(draft.isEmpty)
+                .disabled(draft.isEmpty || conversation.isDecoding)
             }
         }
         .labelStyle(.iconOnly)
         .font(.title2)
-        .padding(.horizontal)
-        .padding(.vertical, 8)
-        .background(.bar)
     }
 }
 
@@ -90,6 +132,11 @@ private struct LineView: View {
     var body: some View {
         let isMine = line.role == .user
         VStack(alignment: isMine ? .trailing : .leading, spacing: 4) {
+            if !line.attachments.isEmpty {
+                HStack {
+                    ForEach(line.attachments) { ThumbnailView(attachment: $0) }
+                }
+            }
             if line.text.isEmpty && isComing {
                 ProgressView()
             } else {

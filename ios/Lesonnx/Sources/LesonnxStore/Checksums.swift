@@ -22,6 +22,9 @@ public struct Checksums: Equatable, Sendable {
         entries.reduce(0) { $0 + ($1.path.hasPrefix("dense/") ? $1.sizeBytes : 0) }
     }
 
+    /// The size of a file; 0 where none has that path.
+    public func sizeBytes(of path: String) -> Int { entries.first { $0.path == path }?.sizeBytes ?? 0 }
+
     /// Throws `bundle`, naming `source`, for anything that is not as the format says.
     public init(parsing text: some Collection<UInt8>, source: String = Self.fileName) throws(LesonnxError) {
         func wrong(_ what: String) -> LesonnxError { .bundle("\(source): \(what)") }

@@ -9,6 +9,8 @@ import os
 public struct BundleNeeds: Equatable, Sendable {
     /// An allowance for the runtime itself and for the activations of a prefill chunk.
     public static let runtimeBytes = 200_000_000
+    /// An allowance for a picture of about 2048 x 1536 pixels while it is prepared.
+    public static let pictureBytes = 100_000_000
 
     public var diskBytes: Int
     /// Dense parts, which stay in memory.
@@ -20,10 +22,13 @@ public struct BundleNeeds: Equatable, Sendable {
     /// Under this little can stay in memory from one token to the next.
     public var tokenExpertBytes: Int
     public var allExpertBytes: Int
+    /// What reading pictures takes for that time: eyes, what they work with, a picture. 0 for a bundle without.
+    public var visionBytes: Int
 
     /// From sizes that are known already, such as those of a `ModelSpec` (`stateBytesPerToken` times the tokens wanted).
     public init(
-        diskBytes: Int, denseBytes: Int, stateBytes: Int, leastExpertBytes: Int, tokenExpertBytes: Int, allExpertBytes: Int
+        diskBytes: Int, denseBytes: Int, stateBytes: Int, leastExpertBytes: Int, tokenExpertBytes: Int, allExpertBytes: Int,
+        visionBytes: Int = 0
     ) {
         self.diskBytes = diskBytes
         self.denseBytes = denseBytes
@@ -31,6 +36,7 @@ public struct BundleNeeds: Equatable, Sendable {
         self.leastExpertBytes = leastExpertBytes
         self.tokenExpertBytes = tokenExpertBytes
         self.allExpertBytes = allExpertBytes
+        self.visionBytes = visionBytes
     }
 
     /// `contextTokens`: how long a conversation is to be; at most what the model takes.
@@ -43,11 +49,15 @@ public struct BundleNeeds: Equatable, Sendable {
         stateBytes = manifest.stateBytes(contextTokens: tokens) + manifest.drafterCacheBytes(capacityTokens: tokens)
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
+        visionBytes = manifest.vision.map {
+            VisionRecord.sessionBytes(weights: checksums.sizeBytes(of: $0.data)) + $0.workingBytes + Self.pictureBytes
+        } ?? 0
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }
     }
 
-    /// All but the experts.
-    public var fixedBytes: Int { Self.runtimeBytes + denseBytes + stateBytes }
+    /// All but the experts. With an expert budget alone, what reading pictures takes must be free at any time; with a memory budget
+    /// experts give way for it.
+    public var fixedBytes: Int { Self.runtimeBytes + denseBytes + stateBytes + visionBytes }
 
     public var leastMemoryBytes: Int { fixedBytes + leastExpertBytes }
 }

@@ -19,6 +19,9 @@ enum InspectCommand {
         print("memory   at least \(formatBytes(needs.leastMemoryBytes)): dense parts \(formatBytes(needs.denseBytes)), states \(formatBytes(needs.stateBytes)) for \(context) tokens")
         print("storage  \(formatBytes(needs.diskBytes))")
         print("talks    \(bundle.manifest.tokenizer?.chatFormat == nil ? "completes texts" : "chats")")
+        if bundle.manifest.vision != nil {
+            print("sees     pictures; reading them takes \(formatBytes(needs.visionBytes)) more for that time")
+        }
         print("here     \(Fit(needs, on: .current(for: bundle.directory), isStored: true).summary)")
         if verifies {
             print("verified \(try bundle.verify()) files")

@@ -5,7 +5,7 @@ import LesonnxScheduler
 /// `run BUNDLE`: generate from a prompt; the same options and the same JSON as `lesonnx run`.
 enum RunCommand {
     static let usage = """
-        run BUNDLE --prompt TEXT | --prompt-ids 1,2,3
+        run BUNDLE --prompt TEXT | --prompt-ids 1,2,3 [--image FILE]...
             [--schedule on-demand|cache|les|resident] [--engine auto|kernel|session] [--policy lru|lfu|les]
             [--[no-]compute-first] [--[no-]lookahead] [--loaders N] [--threads N] [--prefill-chunk TOKENS]
             [--accelerate auto|off|cpu] [--draft none|ngram|draft-model|dspark|mtp] [--draft-model BUNDLE]
@@ -21,6 +21,9 @@ enum RunCommand {
         var text: String
         var tokens: [Int]
         var promptTokens: Int
+        var pictures: Int
+        var imageTokens: Int
+        var visionMs: Double
         var finishReason: String?
         var prefillMs: Double
         var decodeMs: Double
@@ -49,6 +52,10 @@ enum RunCommand {
         var arguments = try Arguments(words, flags: flags)
         let folder = try arguments.next("a bundle's folder")
         let prompt = try prompt(&arguments)
+        var images: [Picture] = []
+        while let file = arguments.text("--image") {
+            images.append(try Picture(file: URL(filePath: file)))
+        }
         let options = try loadOptions(&arguments)
         let generation = try generationOptions(&arguments)
         let isJSON = arguments.flag("--json")
@@ -59,7 +66,7 @@ enum RunCommand {
             say("note: \(note)")
         }
         do {
-            try await generate(model, prompt, generation, isJSON)
+            try await generate(model, prompt, images, generation, isJSON)
         } catch {
             await model.close()
             throw error
@@ -67,8 +74,10 @@ enum RunCommand {
         await model.close()
     }
 
-    private static func generate(_ model: Model, _ prompt: Prompt, _ options: GenerationOptions, _ isJSON: Bool) async throws {
-        let generation = try await model.generate(prompt, options)
+    private static func generate(
+        _ model: Model, _ prompt: Prompt, _ images: [Picture], _ options: GenerationOptions, _ isJSON: Bool
+    ) async throws {
+        let generation = try await model.generate(prompt, options, images: images)
         var text = ""
         for try await token in generation.tokens {
             text += token.text
@@ -87,11 +96,20 @@ enum RunCommand {
             let prefill = (report.prefillMs / 1e3).formatted(.number.precision(.fractionLength(2)))
             let speed = report.tokensPerS.formatted(.number.precision(.fractionLength(1)))
             say(
-                "[\(report.promptTokens) prompt tokens in \(prefill) s, \(report.tokens.count) generated at \(speed) tokens/s; "
+                "[\(pictures(report))\(report.promptTokens) prompt tokens in \(prefill) s, \(report.tokens.count) generated at \(speed) tokens/s; "
                     + "\(report.loads) expert loads, \(formatBytes(report.readBytes)) read; \(summary(report.drafts))"
                     + "experts \(formatBytes(report.expertBytes)), budget \(formatBytes(report.expertBudgetBytes)); "
                     + "process peak \(formatBytes(report.peakMemoryBytes))]")
         }
+    }
+
+    /// What the prompt's pictures took; nothing without.
+    private static func pictures(_ report: Report) -> String {
+        if report.pictures == 0 {
+            return ""
+        }
+        let seconds = (report.visionMs / 1e3).formatted(.number.precision(.fractionLength(2)))
+        return "\(report.pictures) picture\(report.pictures == 1 ? "" : "s") of \(report.imageTokens) tokens read in \(seconds) s; "
     }
 
     /// How many drafted tokens stayed; nothing without a drafter.
@@ -106,6 +124,7 @@ enum RunCommand {
         let telemetry = await model.telemetry
         return Report(
             text: text, tokens: report.tokenIds, promptTokens: report.promptTokens,
+            pictures: report.pictures, imageTokens: report.imageTokens, visionMs: report.visionMs,
             finishReason: report.finishReason?.rawValue, prefillMs: report.prefillMs, decodeMs: report.decodeMs,
             tokensPerS: report.tokensPerS, loads: telemetry.loads, hits: telemetry.hits, late: telemetry.late,
             misses: telemetry.misses, readBytes: telemetry.readBytes, lookaheadLoads: telemetry.lookaheadLoads,

@@ -84,7 +84,7 @@ import Testing
         ("\"part\": \"segment_000\"", "\"part\": \"segment_9\"", "names part 'segment_9', which is not there"),
         ("\"name\": \"segment_000\", \"role\"", "\"name\": \"embed\", \"role\"", "two parts have one name"),
         ("\"role\": \"head\"", "\"role\": \"lookahead\"", "exactly one head"),
-        ("\"role\": \"head\"", "\"role\": \"tail\"", "parts.4.role: expected one of embed, segment, mixer, head, lookahead, replay, drafter_context, drafter_block, drafter_markov, found 'tail'"),
+        ("\"role\": \"head\"", "\"role\": \"tail\"", "parts.4.role: expected one of embed, segment, mixer, head, lookahead, replay, drafter_context, drafter_block, drafter_markov, vision_prepare, vision_tower, found 'tail'"),
         ("\"role\": \"segment\", \"path\": \"dense/segment_000.onnx\", \"layer_idx\": 0", "\"role\": \"segment\", \"path\": \"dense/segment_000.onnx\", \"layer_idx\": 7", "every MoE layer needs its segment"),
         ("\"role\": \"lookahead\", \"path\": \"dense/lookahead_001.onnx\", \"layer_idx\": 1", "\"role\": \"lookahead\", \"path\": \"dense/lookahead_001.onnx\", \"layer_idx\": 5", "layer 1 has no lookahead part"),
         ("\"shared_kind\": 0", "\"shared_kind\": 9", "layer 1 names expert kind 9 of 1"),

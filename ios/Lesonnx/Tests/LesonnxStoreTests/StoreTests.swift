@@ -141,6 +141,22 @@ import Testing
         #expect(needs.stateBytes == fixedBytes + 512 * bytesPerToken)
     }
 
+    /// Eyes are not among the dense parts: they are open only while pictures are read, but must find room then.
+    @Test(.enabled(if: mobileIsThere, "no build/mobile")) func eyes() throws {
+        let bundle = try ModelBundle(directory: try #require(mobileBundle("minicpmv4_7-float")))
+        let checksums = try Checksums(of: bundle.directory)
+        let vision = try #require(bundle.manifest.vision)
+        var needs = BundleNeeds(bundle.manifest, checksums, contextTokens: 512)
+        #expect(needs.visionBytes > vision.workingBytes + checksums.sizeBytes(of: vision.data) + BundleNeeds.pictureBytes)
+        #expect(checksums.sizeBytes(of: vision.data) > 4 * vision.numParameters / 10 * 9 && checksums.sizeBytes(of: "none") == 0)
+        #expect(needs.denseBytes + checksums.sizeBytes(of: vision.data) + needs.allExpertBytes < needs.diskBytes)
+        let fixedBytes = needs.fixedBytes
+        needs.visionBytes = 0
+        #expect(needs.fixedBytes < fixedBytes)
+        let blind = try ModelBundle(directory: try #require(sampleBundle))
+        #expect(BundleNeeds(blind.manifest, try Checksums(of: blind.directory), contextTokens: 512).visionBytes == 0)
+    }
+
     @Test(.enabled(if: mobileIsThere, "no build/mobile")) func needsFromSizes() throws {
         let bundle = try ModelBundle(directory: try #require(sampleBundle))
         let read = BundleNeeds(bundle.manifest, try Checksums(of: bundle.directory), contextTokens: 512)

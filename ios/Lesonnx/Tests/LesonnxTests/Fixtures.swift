@@ -19,12 +19,12 @@ enum Fixtures {
     static let canRun = isThere || ProcessInfo.processInfo.environment["CI"] != nil
 
     /// Of every kind: attention in floats and in 8 bits, latent attention, sinks and windows, dense MLPs beside experts, early
-    /// routers, recurrences and convolutions, experts of several precisions.
+    /// routers, recurrences and convolutions, experts of several precisions, three rows of positions.
     static let names = [
         "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
         "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float",
         "smallthinker-float", "sample-dspark-float", "sample-dspark-int4", "qwen2_moe-mixed", "qwen3_moe-twins-ios-float",
-        "qwen2_moe-twins-android-int4",
+        "qwen2_moe-twins-android-int4", "minicpmv4_7-float",
     ]
 
     /// Those that the ONNX Runtime in use is new enough for. A bundle that is missing stays among them, so that its tests fail.
@@ -96,6 +96,24 @@ struct Reference {
         let sampled: [[Int]]
     }
 
+    /// A greedy generation from a prompt with pictures, and what Python had on the way to it.
+    struct Pictured: Sendable {
+        /// A placeholder a picture.
+        let prompt: String
+        /// PPM files.
+        let images: [String]
+        /// Of each picture: height, width, rows and columns of each view.
+        let views: [[[Int]]]
+        let promptIds: [Int]
+        let positionIds: [[Int]]
+        /// Files: crop after crop, all pictures' features, and row i: what token i was chosen from.
+        let pixelValues: String
+        let features: String
+        let logits: String
+        let tokenIds: [Int]
+        let name: String
+    }
+
     let numThreads: Int
     let prefillChunkTokens: Int
     let cases: [Case]
@@ -105,6 +123,8 @@ struct Reference {
     let twins: [Case]
     /// What the bundle's own drafter drafts, pass by pass.
     let drafter: Drafts?
+    /// Prompts with pictures; none where the bundle has no eyes.
+    let vision: [Pictured]
     let tokenizer: [(text: String, ids: [Int])]
     private let folder: URL
 
@@ -119,6 +139,7 @@ struct Reference {
         cases = try (document["cases"]?.array ?? []).map(Self.read)
         rewinds = try (document["rewinds"]?.array ?? []).map(Self.read)
         twins = try (document["twins"]?.array ?? []).map(Self.read)
+        vision = try (document["vision"]?.array ?? []).map(Self.readPictured)
         drafter = try document["drafter"].map(Self.readDrafts)
         try #require(!cases.isEmpty && !rewinds.isEmpty)
     }
@@ -132,6 +153,16 @@ struct Reference {
             promptIds: ids(entry["prompt_ids"]), draftTokens: try #require(entry["draft_tokens"]?.int), passes: passes,
             tokenIds: ids(entry["token_ids"]), sampling: try sampling(entry["sampling"]),
             sampled: (entry["sampled"]?.array ?? []).map(ids))
+    }
+
+    private static func readPictured(_ entry: JSON) throws -> Pictured {
+        func ids(_ value: JSON?) -> [Int] { (value?.array ?? []).compactMap(\.int) }
+        func text(_ key: String) throws -> String { try #require(entry[key]?.string) }
+        return Pictured(
+            prompt: try text("prompt"), images: (entry["images"]?.array ?? []).compactMap(\.string),
+            views: (entry["views"]?.array ?? []).map { ($0.array ?? []).map(ids) }, promptIds: ids(entry["prompt_ids"]),
+            positionIds: (entry["position_ids"]?.array ?? []).map(ids), pixelValues: try text("pixel_values"),
+            features: try text("features"), logits: try text("logits"), tokenIds: ids(entry["token_ids"]), name: try text("name"))
     }
 
     private static func read(_ entry: JSON) throws -> Case {
@@ -161,7 +192,13 @@ struct Reference {
     }
 
     /// Row i: what token i was chosen from.
-    func logits(_ test: Case) throws -> Data { try Data(contentsOf: folder.appending(path: test.logits)) }
+    func logits(_ test: Case) throws -> Data { try data(test.logits) }
+
+    func data(_ name: String) throws -> Data { try Data(contentsOf: folder.appending(path: name)) }
+
+    func pictures(_ test: Pictured) throws -> [Picture] {
+        try test.images.map { try Picture(file: folder.appending(path: $0)) }
+    }
 }
 
 /// All tests that run a model, one after another: they count threads, and the pool of threads is the process's.

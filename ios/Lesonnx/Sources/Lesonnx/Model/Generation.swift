@@ -59,6 +59,10 @@ public struct GenerationReport: Equatable, Sendable {
     public var reusedTokens = 0
     public var tokenIds: [Int] = []
     public var finishReason: FinishReason?
+    /// Pictures of the prompt, its tokens that are theirs, and what reading those took that were not known.
+    public var pictures = 0
+    public var imageTokens = 0
+    public var visionMs = 0.0
     public var prefillMs = 0.0
     public var decodeMs = 0.0
     /// nil where nothing could be drafted.
@@ -77,6 +81,7 @@ public struct GenerationReport: Equatable, Sendable {
 struct Generator {
     private(set) var report = GenerationReport()
     private let prompt: [Int]
+    private let pictures: PromptPictures?
     private let limit: Int
     private let eos: Set<Int>
     private let reuses: Bool
@@ -88,6 +93,8 @@ struct Generator {
 
     private enum Stage {
         case begin
+        /// Pictures are read.
+        case see
         /// What of the prompt has not run; its last token always runs, since it gives the logits.
         case prefill(rest: ArraySlice<Int>)
         /// Tokens that are known and not given out yet; where there are none, the last one given out is the next to run.
@@ -99,7 +106,7 @@ struct Generator {
     /// Throws `input` or `context` for a prompt or options that cannot be served.
     init(
         _ prompt: [Int], _ options: GenerationOptions, _ model: ModelFacts, maxTokens: Int,
-        decoding: (any TokenDecoding)?, reuses: Bool
+        decoding: (any TokenDecoding)?, reuses: Bool, pictures: PromptPictures? = nil
     ) throws(LesonnxError) {
         if prompt.isEmpty {
             throw .input("the prompt is empty: at least one token is needed")
@@ -117,22 +124,35 @@ struct Generator {
         stop = try StopChecker(options.stop)
         eos = options.ignoresEos ? [] : Set(model.eosTokenIds)
         self.prompt = prompt
+        self.pictures = pictures
         self.reuses = reuses
         report.promptTokens = prompt.count
+        report.pictures = pictures?.keys.count ?? 0
+        report.imageTokens = pictures?.numImageTokens ?? 0
     }
 
-    /// Run a chunk of the prompt, unless at most one is left, which gives the first token; whether it did.
-    mutating func runChunk(_ runner: Runner, _ speculator: Speculator?) throws -> Bool {
+    /// Read a crop of a picture, or run a chunk of the prompt, unless at most one is left, which gives the first token; whether it did.
+    mutating func runChunk(_ runner: Runner, _ speculator: Speculator?, _ sight: Sight? = nil) throws -> Bool {
         if case .begin = stage {
             // The prompt, but for what the sequence begins with already.
-            prefillBegan = secondsNow()
-            report.reusedTokens = reuses ? runner.commonTokens(prompt) : 0
+            report.reusedTokens = reuses ? runner.commonTokens(prompt, pictures) : 0
             try runner.rewind(to: report.reusedTokens)
             speculator?.begin(prompt, numKept: report.reusedTokens, sampler)
+            try sight?.begin(pictures, from: report.reusedTokens, runner)
+            stage = .see
+        }
+        if case .see = stage {
+            let began = secondsNow()
+            if let pictures, let sight, try sight.seeCrop(pictures, runner) {
+                report.visionMs += (secondsNow() - began) * 1e3
+                return true
+            }
+            prefillBegan = secondsNow()
+            report.visionMs += pictures == nil ? 0 : (prefillBegan - began) * 1e3
             stage = .prefill(rest: prompt.dropFirst(report.reusedTokens))
         }
         guard case .prefill(let rest) = stage, rest.count > runner.prefillChunkTokens else { return false }
-        _ = try runner.step(Array(rest.prefix(runner.prefillChunkTokens)), logitRows: [])
+        _ = try runner.step(Array(rest.prefix(runner.prefillChunkTokens)), logitRows: [], pictures: pictures)
         stage = .prefill(rest: rest.dropFirst(runner.prefillChunkTokens))
         return true
     }
@@ -141,10 +161,10 @@ struct Generator {
     mutating func next(_ runner: Runner, _ speculator: Speculator?) throws -> Token? {
         defer { report.drafts = speculator?.counts }
         switch stage {
-        case .begin:
+        case .begin, .see:
             throw LesonnxError.failure("a token was asked for before the prompt has run")
         case .prefill(let rest):
-            let logits = try runner.prefill(Array(rest))
+            let logits = try runner.prefill(Array(rest), pictures: pictures)
             let ended = secondsNow()
             report.prefillMs = (ended - prefillBegan) * 1e3
             let id = try sampler.sample(UnsafeBufferPointer(logits[Float.self]))

@@ -53,6 +53,7 @@ public actor Model {
     nonisolated let executor = ThreadExecutor(name: "lesonnx")
     private var runner: Runner?
     private var speculator: Speculator?
+    private var sight: Sight?
     private var generator: Generator?
     private var numGenerations = 0
 
@@ -113,6 +114,7 @@ public actor Model {
                 try runner.boundMemory(bytes, expertBudgetBytes: options.expertBudgetBytes, otherBytes: lateBytes)
             }
             self.runner = runner
+            sight = bundle.manifest.vision.map { _ in Sight(bundle, environment) }
             notes = twins.notes
         } catch {
             speculator?.close()
@@ -138,45 +140,66 @@ public actor Model {
 
     /// Generate from a text or token ids, from scratch. Throws `input` or `context` before any work for what cannot be served.
     /// An unfinished generation ends: asking it for more throws.
-    public func generate(_ prompt: Prompt, _ options: GenerationOptions = GenerationOptions()) throws -> Generation {
+    ///
+    /// A text has one placeholder a picture of `images`, in order (`vision.texts.placeholder`), or none: then they come first. Ids have
+    /// one image token a picture (`vision.tokens.image`).
+    public func generate(
+        _ prompt: Prompt, _ options: GenerationOptions = GenerationOptions(), images: [Picture] = []
+    ) throws -> Generation {
         switch prompt {
         case .ids(let ids):
-            return try begin(ids, options, reuses: false)
+            let (tokens, pictures) = try bundle.expand(ids, images, tokenizer)
+            return try begin(tokens, options, reuses: false, pictures)
         case .text(let text):
             guard let tokenizer else {
                 throw LesonnxError.input("\(bundle.directory.lastPathComponent): has no tokenizer; give token ids instead of text")
             }
-            return try begin(tokenizer.encode(text, addSpecialTokens: true), options, reuses: false)
+            let marked = bundle.manifest.vision?.withPlaceholders(text, numPictures: images.count) ?? text
+            let (tokens, pictures) = try bundle.expand(marked, images, tokenizer, addSpecialTokens: true)
+            return try begin(tokens, options, reuses: false, pictures)
         }
     }
 
-    /// Answer a conversation by the bundle's chat format; what the last answer computed is used again. Throws `input` where the
-    /// bundle has no such format: it completes texts and does not chat.
+    /// Answer a conversation by the bundle's chat format; what the last answer computed is used again, as far as the pictures are the
+    /// same. Throws `input` where the bundle has no such format: it completes texts and does not chat.
     public func chat(_ messages: [ChatMessage], _ options: GenerationOptions = GenerationOptions()) throws -> Generation {
         guard let format = bundle.manifest.tokenizer?.chatFormat, let tokenizer else {
             throw LesonnxError.input("\(bundle.directory.lastPathComponent): has no chat format; use generate")
         }
-        let ids = try tokenizer.encode(format.join(messages), addSpecialTokens: false)
-        return try begin(ids, options, reuses: true)
+        let images = messages.flatMap(\.images)
+        let texts = try messages.map { try bundle.marked($0) }
+        let (tokens, pictures) = try bundle.expand(format.join(texts), images, tokenizer, addSpecialTokens: false)
+        return try begin(tokens, options, reuses: true, pictures)
     }
 
-    private func begin(_ prompt: [Int], _ options: GenerationOptions, reuses: Bool) throws -> Generation {
+    private func begin(
+        _ prompt: [Int], _ options: GenerationOptions, reuses: Bool, _ pictures: PromptPictures?
+    ) throws -> Generation {
         let runner = try openRunner()
         try generator?.leave(runner)
+        sight?.leave()
         generator = try Generator(
-            prompt, options, bundle.manifest.model, maxTokens: runner.states.maxTokens, decoding: tokenizer, reuses: reuses)
+            prompt, options, bundle.manifest.model, maxTokens: runner.states.maxTokens, decoding: tokenizer, reuses: reuses,
+            pictures: pictures)
         numGenerations += 1
         return Generation(self, numGenerations)
     }
 
     fileprivate func next(of number: Int) async throws -> Token? {
-        var runner = try runner(of: number)
-        while try generator?.runChunk(runner, speculator) == true {
-            // Who waits has its turn between two chunks: memory pressure cannot wait for a long prompt, nor should `close`.
-            await Task.yield()
-            runner = try self.runner(of: number)
+        do {
+            var runner = try runner(of: number)
+            while try generator?.runChunk(runner, speculator, sight) == true {
+                // Who waits has its turn between two crops or chunks: memory pressure cannot wait for a long prompt, nor should `close`.
+                await Task.yield()
+                runner = try self.runner(of: number)
+            }
+            return try generator?.next(runner, speculator)
+        } catch {
+            if number == numGenerations {
+                sight?.leave()
+            }
+            throw error
         }
-        return try generator?.next(runner, speculator)
     }
 
     /// The runner, where it may go on with this generation and its task wants that.
@@ -191,6 +214,9 @@ public actor Model {
 
     /// Tokens of the sequence that have run; 0 once closed.
     var numTokens: Int { runner?.numTokens ?? 0 }
+
+    /// Whether eyes are open, and the crops that were read in all.
+    var eyes: (areOpen: Bool, numCrops: Int) { (sight?.isOpen ?? false, sight?.numCrops ?? 0) }
 
     fileprivate func report(of number: Int) -> GenerationReport {
         number == numGenerations ? generator?.report ?? GenerationReport() : GenerationReport()
@@ -223,6 +249,7 @@ public actor Model {
         runner?.close()
         runner = nil
         generator = nil
+        sight = nil
         executor.retire()
     }
 }

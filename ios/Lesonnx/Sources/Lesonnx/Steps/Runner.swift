@@ -9,7 +9,7 @@ final class Runner {
     let bundle: ModelBundle
     let loader: ExpertLoader
     let prefillChunkTokens: Int
-    private(set) var tokenIds: [Int] = []
+    var tokenIds: [Int] { history.tokenIds }
     /// Turns lookahead off where it does not pay; nil leaves it on.
     var governor: Governor?
     /// Whether steps with drafts may come: their tensors are then part of what the process takes.
@@ -19,6 +19,7 @@ final class Runner {
         didSet { buffers.removeAll() }
     }
     let states: LayerStates
+    private var history: History
     /// The bundle's twins that are open here; nil where none are used.
     private(set) var twins: Twins?
 
@@ -50,6 +51,7 @@ final class Runner {
         self.prefillChunkTokens = prefillChunkTokens ?? manifest.prefillChunkTokens
         self.twins = twins
         states = LayerStates(manifest, leastCapacityTokens: twins?.capacityTokens ?? 0)
+        history = History(positionRows: manifest.positionRows)
         segments = manifest.parts.filter { $0.role == .segment }
         guard let embed = manifest.part(.embed), let head = manifest.part(.head) else {
             throw LesonnxError.bundle("a bundle has exactly one embed and one head part")
@@ -87,20 +89,22 @@ final class Runner {
         try states.rewind(to: numTokens) { part, inputs, outputs in
             try Binding(session(part), inputs: inputs, outputs: outputs).run()
         }
-        tokenIds.removeSubrange(numTokens...)
+        history.rewind(to: numTokens)
     }
 
     /// How many tokens of the sequence, to which it can be rewound, a prompt begins with; its last token never counts, since it must
-    /// run.
-    func commonTokens(_ prompt: [Int]) -> Int {
-        states.reachable(zip(tokenIds, prompt.dropLast()).prefix { $0 == $1 }.count)
+    /// run. Image tokens are the same where their pictures are.
+    func commonTokens(_ prompt: [Int], _ pictures: PromptPictures? = nil) -> Int {
+        states.reachable(history.common(prompt, pictures))
     }
 
     // MARK: steps
 
     /// Append tokens in chunks; gives logits [1,V] of the last, or of all [n,V]. Throws `context` before any work, and
     /// `CancellationError` between two chunks where the task is cancelled. The tensor is valid until the next step.
-    func prefill(_ ids: [Int], allLogits: Bool = false) throws -> Tensor {
+    ///
+    /// `pictures`: those of the prompt of which these are the tokens from `numTokens` on, seen.
+    func prefill(_ ids: [Int], allLogits: Bool = false, pictures: PromptPictures? = nil) throws -> Tensor {
         if ids.isEmpty {
             throw LesonnxError.input("the prompt is empty: at least one token is needed")
         }
@@ -114,7 +118,7 @@ final class Runner {
             let chunk = Array(ids[start..<min(start + prefillChunkTokens, ids.count)])
             let isLast = start + chunk.count == ids.count
             let wanted = allLogits ? Array(chunk.indices) : isLast ? [chunk.count - 1] : []
-            let logits = try step(chunk, logitRows: wanted)
+            let logits = try step(chunk, logitRows: wanted, pictures: pictures)
             if let all {
                 (all.pointer + start * model.vocabSize * 4).copyMemory(from: logits.pointer, byteCount: logits.byteCount)
             } else if isLast {
@@ -127,18 +131,17 @@ final class Runner {
     /// Run T tokens in one pass; logits [R,V] of the rows asked for (no head where there are none). The tensor is valid until the
     /// next step.
     ///
-    /// The last `numDrafts` tokens are drafts: then all rows are asked for, and `keep` must follow.
-    func step(_ ids: [Int], logitRows: [Int], numDrafts: Int = 0) throws -> Tensor {
+    /// The last `numDrafts` tokens are drafts: then all rows are asked for, and `keep` must follow. `pictures` as in `prefill`.
+    func step(_ ids: [Int], logitRows: [Int], numDrafts: Int = 0, pictures: PromptPictures? = nil) throws -> Tensor {
         let rows = ids.count
         if let wrong = ids.first(where: { $0 < 0 || $0 >= model.vocabSize }) {
             throw LesonnxError.input("token id \(wrong) is outside 0..\(model.vocabSize - 1)")
         }
         try reserve(numTokens + rows)
         let buffers = buffers(for: rows)
-        for (row, id) in ids.enumerated() {
-            buffers.inputIds[Int64.self][row] = Int64(id)
-            buffers.positionIds[Int64.self][row] = Int64(numTokens + row)
-        }
+        let places = history.next(rows, of: pictures)
+        _ = buffers.inputIds[Int64.self].update(fromContentsOf: ids.map(Int64.init))
+        _ = buffers.positionIds[Int64.self].update(fromContentsOf: places.joined().map(Int64.init))
         states.begin(rows: rows)
         try loader.beginStep(rows: rows, numDrafts: numDrafts)
         // Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a prefill has
@@ -150,6 +153,7 @@ final class Runner {
         var denseSeconds = 0.0
         var began = stepBegan
         try run(embed, place: nil, buffers)
+        try pictures?.write(to: buffers.hidden, from: numTokens)
         // Twins do not give what drafters read, and what verifies drafts should round as what follows them.
         let width = layerReader == nil && numDrafts == 0 ? twins?.forStep(rows: rows, states) : nil
         try width?.begin(buffers.positionIds, states.totalSequenceLength)
@@ -174,7 +178,7 @@ final class Runner {
         let position = numTokens
         states.commit(rows: rows)
         stepRows = rows
-        tokenIds += ids
+        history.append(ids, at: places, of: pictures)
         if let layerReader {
             try layerReader.observe(position: position, buffers.gather(layerReader.layerIdxs))
         }

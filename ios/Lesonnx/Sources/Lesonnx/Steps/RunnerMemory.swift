@@ -56,16 +56,32 @@ extension Runner {
     /// Give the experts what a capacity of attention caches leaves them.
     func shareMemory(capacityTokens: Int) throws {
         guard let bound = memoryBound else { return }
+        let pictures = bound.pictureBytes > 0 ? ", \(bound.pictureUse) \(bound.pictureBytes)" : ""
         let stateBytes = states.bytes(at: capacityTokens) + (layerReader?.bytes(at: capacityTokens) ?? 0)
-        let left = Int(Double(bound.budgetBytes - bound.fixedBytes - stateBytes) / loader.engine.memoryPerByte)
+        let left = Int(
+            Double(bound.budgetBytes - bound.fixedBytes - bound.pictureBytes - stateBytes) / loader.engine.memoryPerByte)
         let least = loader.keepsAll ? bundle.expertBytes : bundle.leastBudgetBytes
         if left < least {
             throw LesonnxError.budget(
                 "the memory budget is \(bound.budgetBytes) bytes; runtime, dense parts and a prefill chunk may take "
-                    + "\(bound.fixedBytes), attention caches of \(capacityTokens) tokens \(stateBytes), and the experts need "
+                    + "\(bound.fixedBytes), attention caches of \(capacityTokens) tokens \(stateBytes)\(pictures), and the experts need "
                     + "at least \(least)")
         }
         try loader.pressure(min(left, bound.expertBudgetBytes ?? bundle.expertBytes))
+    }
+
+    /// Pictures take so many bytes from now on, and the experts what is left. Throws `budget` where that is too little; nothing changes
+    /// then. Without a memory budget it does nothing.
+    func make(room pictureBytes: Int, for use: String) throws {
+        guard let before = memoryBound, before.pictureBytes != pictureBytes else { return }
+        memoryBound?.pictureBytes = pictureBytes
+        memoryBound?.pictureUse = use
+        do {
+            try shareMemory(capacityTokens: max(states.capacityTokens, states.capacity(for: 1)))
+        } catch {
+            memoryBound = before
+            throw error
+        }
     }
 
     /// What the user, or the system, grants the experts from the next step on; attention caches may leave them less. Throws
@@ -98,4 +114,7 @@ struct MemoryBound {
     let budgetBytes: Int
     let fixedBytes: Int
     var expertBudgetBytes: Int?
+    /// What pictures take now, and what for.
+    var pictureBytes = 0
+    var pictureUse = ""
 }

@@ -55,7 +55,7 @@ final class StepBuffers {
         let (hidden, slots, experts) = (model.hiddenSize, model.numExpertsPerTok, model.numExperts)
         self.rows = rows
         inputIds = Tensor(.int64, [1, rows])
-        positionIds = Tensor(.int64, [1, rows])
+        positionIds = Tensor(.int64, manifest.positionRows == 1 ? [1, rows] : [manifest.positionRows, 1, rows])
         self.hidden = Tensor(.float32, [1, rows, hidden])
         streams = (0..<2).map { _ in
             Stream(
@@ -84,7 +84,8 @@ final class StepBuffers {
         func rowsOf(_ tensor: Tensor) -> Tensor { tensor.first(rows, axis: 0) }
         self.rows = rows
         inputIds = places(wide.inputIds)
-        positionIds = places(wide.positionIds)
+        // Of several rows, the first rows of the wider step are no piece of memory: only the memory is shared.
+        positionIds = Tensor(.int64, wide.positionIds.shape.dropLast() + [rows], at: wide.positionIds.pointer, of: wide.positionIds)
         hidden = places(wide.hidden)
         streams = wide.streams.map {
             Stream(

@@ -24,6 +24,11 @@ final class Twins {
         if providers.isEmpty {
             return
         }
+        let positions = record.positions.inputs.first { $0.name == "position_ids" }
+        if let positions, (positions.shape.count == 3) != (bundle.manifest.positionRows == 3) {
+            notes.append("twins take one position a token and the model has three: dense parts run without them")
+            return
+        }
         func path(_ relative: String) throws -> String { try bundle.file(relative).path(percentEncoded: false) }
         let data = try ExternalData(file: bundle.file(record.data))
         var others: [String: Session] = [:]

@@ -146,6 +146,8 @@ public struct BundleManifest: Equatable, Sendable {
     public let drafter: DrafterRecord?
     /// nil where no part comes once more for an accelerator.
     public let twins: TwinsRecord?
+    /// nil where the model, or the bundle, has no eyes.
+    public let vision: VisionRecord?
     public let skippedTensors: [String: String]
 
     /// The manifest in a JSON text (UTF-8). Throws `bundle` in one line that names `source` and the field.
@@ -191,6 +193,11 @@ public struct BundleManifest: Equatable, Sendable {
         } else {
             twins = nil
         }
+        if let field = record.nullable("vision") {
+            vision = try VisionRecord(field)
+        } else {
+            vision = nil
+        }
         skippedTensors =
             try record.optional("skipped_tensors")?.dictionary { (why) throws(LesonnxError) in try why.string() } ?? [:]
         try record.end()
@@ -202,6 +209,9 @@ public struct BundleManifest: Equatable, Sendable {
         }
         if let twins {
             try check(twins)
+        }
+        if let vision {
+            try check(vision)
         }
     }
 
@@ -215,6 +225,15 @@ public struct BundleManifest: Equatable, Sendable {
         }
         if parts.contains(where: { DrafterRecord.roles.contains($0.role) }) {
             throw .bundle("the drafter's parts belong into drafter.parts")
+        }
+        if parts.contains(where: { VisionRecord.roles.contains($0.role) }) {
+            throw .bundle("vision's parts belong into vision.parts")
+        }
+        let positions: [TensorDimension] = (positionRows == 1 ? [] : [.size(positionRows)]) + [.size(1), .symbol("T")]
+        for part in parts {
+            if let found = part.inputs.first(where: { $0.name == "position_ids" && $0.shape != positions }) {
+                throw .bundle("parts: part '\(part.name)' takes position_ids \(found.shape), expected \(positions)")
+            }
         }
         if !(1...(1 << 31)).contains(residualSize) {
             throw .bundle("parts: residual_out has \(residualSize) values a token, expected 1 to \(1 << 31)")

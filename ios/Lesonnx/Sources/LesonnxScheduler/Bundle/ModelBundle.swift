@@ -74,8 +74,11 @@ public struct ModelBundle: Sendable {
     }
 
     private func checkFiles() throws(LesonnxError) {
-        for part in manifest.parts + (manifest.drafter?.parts ?? []) {
+        for part in manifest.parts + (manifest.drafter?.parts ?? []) + (manifest.vision?.parts ?? []) {
             _ = try file(part.path)
+        }
+        if let vision = manifest.vision {
+            _ = try file(vision.data)
         }
         for path in manifest.twins?.paths ?? [] {
             _ = try file(path)

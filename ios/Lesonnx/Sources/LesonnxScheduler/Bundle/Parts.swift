@@ -13,8 +13,8 @@ public enum ElementType: String, Equatable, Sendable, CaseIterable {
     }
 }
 
-/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's
-/// caches.
+/// A dimension of a shape: a size, or a letter: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches,
+/// Y and X height and width of a picture, W columns of packed patches, I image tokens.
 public enum TensorDimension: Equatable, Sendable, CustomStringConvertible {
     case size(Int)
     case symbol(String)
@@ -64,6 +64,9 @@ public enum Role: String, Equatable, Sendable, CaseIterable {
     case drafterContext = "drafter_context"
     case drafterBlock = "drafter_block"
     case drafterMarkov = "drafter_markov"
+    /// Those of the parts that read pictures.
+    case visionPrepare = "vision_prepare"
+    case visionTower = "vision_tower"
 }
 
 /// A dense ONNX model of the bundle.

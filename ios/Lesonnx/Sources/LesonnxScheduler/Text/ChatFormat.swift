@@ -7,10 +7,13 @@ public enum ChatRole: String, Equatable, Sendable, CaseIterable {
 public struct ChatMessage: Equatable, Sendable {
     public var role: ChatRole
     public var content: String
+    /// Pictures before its text, of a user's message.
+    public var images: [Picture]
 
-    public init(role: ChatRole, content: String) {
+    public init(role: ChatRole, content: String, images: [Picture] = []) {
         self.role = role
         self.content = content
+        self.images = images
     }
 }
 

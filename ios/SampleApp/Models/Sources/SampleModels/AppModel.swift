@@ -1,4 +1,5 @@
 import Foundation
+import Lesonnx
 import LesonnxScheduler
 import LesonnxStore
 import Observation
@@ -11,8 +12,11 @@ import Observation
     /// The share of all experts that the benchmark's caches hold: with all of them, no technique would have anything to do.
     public var benchmarkShare = 0.25
 
+    private let folder: URL
+
     /// `folder` is where bundles lie; it is made where it is missing.
     public init(folder: URL) throws {
+        self.folder = folder
         shelf = try Shelf(folder: folder)
     }
 
@@ -28,7 +32,7 @@ import Observation
             if case .fits(let bytes, _) = row.fit {
                 budget = max(bytes, bundle.leastBudgetBytes)
             }
-            await session.open(bundle, expertBudgetBytes: budget)
+            await session.open(bundle, expertBudgetBytes: budget, memoryBudgetBytes: memoryBudget(for: bundle))
         } catch {
             shelf.problem = "\(error)"
         }
@@ -47,10 +51,18 @@ import Observation
         guard let bundle = session.bundle, !benchmark.isRunning else { return }
         let wanted = Int(Double(bundle.expertBytes) * benchmarkShare)
         let budget = min(session.expertBudgetBytes, max(bundle.leastBudgetBytes, wanted))
-        let full = session.expertBudgetBytes
+        let (full, memory) = (session.expertBudgetBytes, session.memoryBudgetBytes)
         await session.close()
         benchmark.run(bundle, expertBudgetBytes: budget)
         await benchmark.settle()
-        await session.open(bundle, expertBudgetBytes: full)
+        await session.open(bundle, expertBudgetBytes: full, memoryBudgetBytes: memory)
+    }
+
+    /// For a bundle with eyes what this app may take in all, so that experts give way while pictures are read; else nil.
+    private func memoryBudget(for bundle: ModelBundle) -> Int? {
+        if bundle.manifest.vision == nil {
+            return nil
+        }
+        return Memory.currentBytes() + DeviceOffer.current(for: folder).memoryBytes / 10 * 9
     }
 }

@@ -9,12 +9,20 @@ import Observation
         public var id: Int
         public var role: ChatRole
         public var text: String
+        /// The pictures that go with a question.
+        public var attachments: [Attachment] = []
         /// How an answer ended, where that is worth a word.
         public var remark: String?
     }
 
     public private(set) var lines: [Line] = []
     public private(set) var isAnswering = false
+    /// Pictures that go with the next question.
+    public private(set) var attachments: [Attachment] = []
+    /// Whether a picture is being decoded.
+    public private(set) var isDecoding = false
+    /// Why no picture can be attached; nil where one can.
+    public let pictureObstacle: String?
     /// The last thing that went wrong, in a line.
     public private(set) var problem: String?
     /// Whether it answers; else it completes what it is given.
@@ -25,11 +33,61 @@ import Observation
     private let model: Model
     private let meter: Meter
     private var task: Task<Void, Never>?
+    private var numAttachments = 0
 
     public init(_ model: Model, meter: Meter) {
         self.model = model
         self.meter = meter
-        chats = model.bundle.manifest.tokenizer?.chatFormat != nil
+        let manifest = model.bundle.manifest
+        chats = manifest.tokenizer?.chatFormat != nil
+        if manifest.vision == nil {
+            pictureObstacle = "This bundle has no eyes: it takes no pictures."
+        } else if chats && manifest.vision?.texts.separator == nil {
+            pictureObstacle = "This bundle does not say how pictures stand in a chat."
+        } else {
+            pictureObstacle = nil
+        }
+    }
+
+    /// What to say while there is nothing else to see.
+    public var introduction: String {
+        let completes = chats ? nil : "This bundle has no chat format: it goes on with what you write."
+        return [completes, pictureObstacle].compactMap { $0 }.joined(separator: " ")
+    }
+
+    /// Decodes a picture for the next question; `load` gives the bytes of its file, nil where there are none. What is none becomes a
+    /// problem in one line, and nothing else changes.
+    public func attach(_ load: @MainActor () async throws -> Data?) async {
+        if let pictureObstacle {
+            problem = pictureObstacle
+            return
+        }
+        isDecoding = true
+        defer { isDecoding = false }
+        do {
+            guard let data = try await load() else {
+                problem = "the picture cannot be read"
+                return
+            }
+            let vision = model.bundle.manifest.vision
+            let decoded = Task.detached(priority: .userInitiated) {
+                let picture = try Picture(encoded: data, longestSide: Attachment.longestSide)
+                // One that cannot be cut is refused here, and not with the question.
+                _ = try vision?.views(height: picture.height, width: picture.width)
+                return (picture, picture.thumbnail(longestSide: Attachment.thumbnailSide))
+            }
+            let (picture, thumbnail) = try await decoded.value
+            problem = nil
+            attachments.append(Attachment(id: numAttachments, picture: picture, thumbnail: thumbnail))
+            numAttachments += 1
+        } catch {
+            problem = "\(error)"
+        }
+    }
+
+    /// Takes a picture away again.
+    public func detach(_ attachment: Attachment) {
+        attachments.removeAll { $0.id == attachment.id }
     }
 
     /// Asks; the answer comes as the last line, piece by piece. Does nothing while one is coming.
@@ -38,12 +96,20 @@ import Observation
             return
         }
         problem = nil
-        add(.user, text)
-        let asked = lines.filter { !$0.text.isEmpty }.map { ChatMessage(role: $0.role, content: $0.text) }
+        let images = attachments
+        attachments = []
+        add(.user, text, images)
+        let asked = lines.filter { !$0.text.isEmpty }.map {
+            ChatMessage(role: $0.role, content: $0.text, images: $0.attachments.map(\.picture))
+        }
         add(.assistant, "")
         isAnswering = true
         task = Task {
             await answer(text, asked)
+            if problem != nil {
+                // The question may be put again with them.
+                attachments = images + attachments
+            }
             isAnswering = false
         }
     }
@@ -59,13 +125,16 @@ import Observation
         stop()
         await settle()
         lines = []
+        attachments = []
         problem = nil
     }
 
     private func answer(_ text: String, _ asked: [ChatMessage]) async {
         do {
             let room = GenerationOptions(maxNewTokens: maxNewTokens, sampling: sampling)
-            let generation = try await chats ? model.chat(conversation(asked), room) : model.generate(.text(text), room)
+            let images = asked.last?.images ?? []
+            let generation = try await chats
+                ? model.chat(conversation(asked), room) : model.generate(.text(text), room, images: images)
             meter.pause()
             let clock = ContinuousClock()
             let start = clock.now
@@ -107,7 +176,7 @@ import Observation
         return turns
     }
 
-    private func add(_ role: ChatRole, _ text: String) {
-        lines.append(Line(id: (lines.last?.id ?? 0) + 1, role: role, text: text))
+    private func add(_ role: ChatRole, _ text: String, _ attachments: [Attachment] = []) {
+        lines.append(Line(id: (lines.last?.id ?? 0) + 1, role: role, text: text, attachments: attachments))
     }
 }

@@ -17,6 +17,8 @@ import Observation
     public private(set) var bundle: ModelBundle?
     /// The expert budget that the bundle was loaded with.
     public private(set) var expertBudgetBytes = 0
+    /// The memory budget that it was loaded with; nil where only experts are bounded.
+    public private(set) var memoryBudgetBytes: Int?
     public let meter = Meter()
     /// Whether bundles that are opened from here on draft, by what they bring for it. Drafts change no text but for rounding.
     public var drafts = true
@@ -28,8 +30,9 @@ import Observation
 
     public init() {}
 
-    /// Loads a bundle in place of the one before; does nothing while one is being loaded. `expertBudgetBytes` nil: all experts.
-    public func open(_ bundle: ModelBundle, expertBudgetBytes: Int?) async {
+    /// Loads a bundle in place of the one before; does nothing while one is being loaded. `expertBudgetBytes` nil: all experts. With a
+    /// memory budget they get what it leaves, and give way while pictures are read; where it is too small, only experts are bounded.
+    public func open(_ bundle: ModelBundle, expertBudgetBytes: Int?, memoryBudgetBytes: Int? = nil) async {
         if case .loading = phase {
             return
         }
@@ -40,8 +43,20 @@ import Observation
             var options = LoadOptions()
             options.expertBudgetBytes = expertBudgetBytes
             options.draft = drafts ? bundle.manifest.nearestDrafter : .none
-            let model = try await Model.load(bundle, options)
+            if memoryBudgetBytes != nil {
+                options.memoryBudgetBytes = memoryBudgetBytes
+                options.expertBudgetBytes = nil
+            }
+            let model: Model
+            do {
+                model = try await Model.load(bundle, options)
+            } catch LesonnxError.budget where memoryBudgetBytes != nil {
+                options.memoryBudgetBytes = nil
+                options.expertBudgetBytes = expertBudgetBytes
+                model = try await Model.load(bundle, options)
+            }
             self.model = model
+            self.memoryBudgetBytes = options.memoryBudgetBytes
             self.bundle = bundle
             self.expertBudgetBytes = await model.expertBudgetBytes
             notes = await model.notes
@@ -71,6 +86,7 @@ import Observation
         await model?.close()
         model = nil
         bundle = nil
+        memoryBudgetBytes = nil
         notes = []
         meter.reset()
     }

@@ -157,6 +157,83 @@ private final class Scratch {
         await session.close()
     }
 
+    @Test func aPictureGoesWithAQuestion() async throws {
+        let name = "minicpmv4_7-float"
+        let references = bundles.appending(path: "../reference").standardized
+        let file = try #require(
+            FileManager.default.contentsOfDirectory(atPath: references.path).sorted().last { $0.hasPrefix("\(name).") && $0.hasSuffix("case1.0.ppm") })
+        let data = try Data(contentsOf: references.appending(path: file))
+        // What the library answers to the same.
+        let model = try await Model.load(bundles.appending(path: name))
+        let message = ChatMessage(role: .user, content: "What is this?", images: [try Picture(encoded: data)])
+        let expected = try await model.chat([message], GenerationOptions(maxNewTokens: 8)).text()
+        await model.close()
+
+        let scratch = Scratch()
+        let app = try AppModel(folder: scratch.folder)
+        app.shelf.importBundle(from: bundles.appending(path: name))
+        await app.shelf.settle()
+        await app.open(try #require(app.shelf.rows.first))
+        let session = app.session
+        let conversation = try #require(session.conversation)
+        #expect(conversation.chats && conversation.pictureObstacle == nil && conversation.introduction.isEmpty)
+        // Experts give way to eyes only within a memory budget.
+        #expect(try #require(session.memoryBudgetBytes) > 1 << 28 && session.expertBudgetBytes == session.bundle?.expertBytes)
+        conversation.maxNewTokens = 8
+        await conversation.attach { data }
+        let first = try #require(conversation.attachments.first)
+        #expect(first.picture.width == 280 && first.picture.height == 170 && !conversation.isDecoding)
+        #expect(first.thumbnail.width == 192 && first.thumbnail.height == 116)
+        #expect(Array(first.thumbnail.rgb.prefix(3)) == Array(first.picture.rgb.prefix(3)))
+        for (bad, why) in [
+            (Data("sheep".utf8), "the picture: not a"), (nil, "the picture cannot be read"),
+            (Data("P6 900 1 255\n".utf8) + Data(count: 2700), "a picture of 900 x 1 pixels is too narrow"),
+        ] as [(Data?, String)] {
+            await conversation.attach { bad }
+            #expect(conversation.problem?.hasPrefix(why) == true && conversation.attachments == [first])
+        }
+        await conversation.attach { throw CocoaError(.fileReadUnknown) }
+        #expect(conversation.problem != nil && conversation.attachments == [first])
+        await conversation.attach { data }
+        #expect(conversation.problem == nil && conversation.attachments.map(\.id) == [0, 1])
+        conversation.detach(conversation.attachments[1])
+        conversation.send("What is this?")
+        #expect(conversation.attachments.isEmpty && conversation.lines[0].attachments == [first])
+        await conversation.settle()
+        #expect(conversation.problem == nil && conversation.lines.last?.text == expected && !expected.isEmpty)
+        // The next question is about the same picture.
+        conversation.send("And where?")
+        await conversation.settle()
+        #expect(conversation.problem == nil && conversation.lines.count == 4 && conversation.lines[2].attachments.isEmpty)
+        // A question that cannot be served gives its pictures back.
+        await conversation.attach { data }
+        let third = conversation.attachments
+        conversation.maxNewTokens = 100_000
+        conversation.send("And when?")
+        await conversation.settle()
+        #expect(conversation.problem?.contains("context") == true && conversation.attachments == third)
+        await conversation.reset()
+        #expect(conversation.attachments.isEmpty)
+        // One that is too small bounds the experts alone.
+        let bundle = try #require(session.bundle)
+        await session.open(bundle, expertBudgetBytes: bundle.leastBudgetBytes, memoryBudgetBytes: 1 << 20)
+        #expect(session.memoryBudgetBytes == nil && session.expertBudgetBytes == bundle.leastBudgetBytes)
+        await session.close()
+    }
+
+    @Test func aBundleWithoutEyesSaysSo() async throws {
+        let session = try await opened("sample-int4")
+        let conversation = try #require(session.conversation)
+        let obstacle = "This bundle has no eyes: it takes no pictures."
+        #expect(conversation.pictureObstacle == obstacle && conversation.introduction.hasSuffix(obstacle))
+        await conversation.attach {
+            Issue.record("a picture was loaded")
+            return nil
+        }
+        #expect(conversation.problem == obstacle && conversation.attachments.isEmpty)
+        await session.close()
+    }
+
     @Test func whatCannotBeServedIsSaid() async throws {
         let session = try await opened("sample-int4")
         let conversation = try #require(session.conversation)

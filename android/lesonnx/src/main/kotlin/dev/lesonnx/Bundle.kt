@@ -62,6 +62,7 @@ class Bundle(val directory: Path) {
     private fun checkFiles() {
         for (part in manifest.allParts) file(part.path)
         for (path in manifest.twins?.paths.orEmpty()) file(path)
+        manifest.vision?.let { vision -> for (path in vision.parts.map { it.path } + vision.data) file(path) }
         for (kind in manifest.expertKinds) if (kind.stage != null) file(kind.stage)
         for (layer in manifest.expertLayers) {
             val pack = file(layer.pack)

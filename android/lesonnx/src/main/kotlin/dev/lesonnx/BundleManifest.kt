@@ -13,6 +13,9 @@ import kotlinx.serialization.json.longOrNull
 
 internal const val FORMAT_VERSION = 1L
 
+/** The positions of a token of a model that takes pictures: time, height, width. */
+internal const val PICTURE_ROWS = 3
+
 /**
  * The whole of a bundle's `manifest.json`, as `docs/bundle.md` defines it; immutable, safe to share. [parse] is how to get
  * one: it checks all that a host relies on.
@@ -33,14 +36,19 @@ data class BundleManifest(
     val tokenizer: TokenizerFiles? = null,
     @EncodeDefault(EncodeDefault.Mode.NEVER) val drafter: DrafterRecord? = null,
     @EncodeDefault(EncodeDefault.Mode.NEVER) val twins: TwinsRecord? = null,
+    @EncodeDefault(EncodeDefault.Mode.NEVER) val vision: VisionRecord? = null,
     @SerialName("skipped_tensors") val skippedTensors: Map<String, String> = emptyMap(),
 ) {
     /** The part of a role (and layer); NoSuchElementException where there is none. */
     fun part(role: PartRole, layerIdx: Int? = null): Part =
         parts.first { it.role == role && (layerIdx == null || it.layerIdx == layerIdx) }
 
-    /** Every dense part: those of the forward pass and of replays, and the drafter's own. */
+    /** Every dense part that stays open: those of the forward pass and of replays, and the drafter's own. */
     val allParts: List<Part> get() = parts + drafter?.parts.orEmpty()
+
+    /** How many positions a token has: 3 (time, height, width) where pictures lie on a canvas, else 1. */
+    val positionRows: Int
+        get() = if (parts.any { part -> part.inputs.any { it.name == "position_ids" && it.shape.size == 3 } }) PICTURE_ROWS else 1
 
     /** The bits that matrices of experts have, ascending: one number where all are alike. */
     val expertBits: List<Int>

@@ -1,5 +1,6 @@
 package dev.lesonnx
 
+import dev.lesonnx.vision.Picture
 import kotlinx.serialization.SerialName
 import kotlinx.serialization.Serializable
 
@@ -16,8 +17,8 @@ enum class ChatRole {
     ASSISTANT,
 }
 
-/** One message of a conversation. */
-data class ChatMessage(val role: ChatRole, val content: String)
+/** One message of a conversation. Its [images] stand before its text. */
+data class ChatMessage(val role: ChatRole, val content: String, val images: List<Picture> = emptyList())
 
 /**
  * A chat template as plain prefixes and suffixes, as the exporter stores it where that says the same as the template. A

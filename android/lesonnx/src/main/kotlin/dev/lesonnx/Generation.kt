@@ -44,7 +44,7 @@ enum class FinishReason { EOS, STOP, LENGTH }
 
 /**
  * How a generation goes: a picture of one moment, immutable; that of the end has a [finishReason]. [drafts] is null where nothing could be
- * drafted.
+ * drafted. [visionMs] is what reading the prompt's pictures took, before its prefill; nothing where they were known.
  */
 data class GenerationReport(
     val promptTokens: Int,
@@ -54,6 +54,9 @@ data class GenerationReport(
     val prefillMs: Double = 0.0,
     val decodeMs: Double = 0.0,
     val drafts: DraftCounts? = null,
+    val pictures: Int = 0,
+    val imageTokens: Int = 0,
+    val visionMs: Double = 0.0,
 ) {
     /** Decode speed: tokens after the first, which the prefill gives, by the time they took. */
     val tokensPerS: Double
@@ -72,9 +75,10 @@ class Generation internal constructor(val tokens: Flow<Token>, private val progr
     suspend fun text(): String = tokens.fold(StringBuilder()) { text, token -> text.append(token.text) }.toString()
 
     /** What the model's thread writes and [report] shows. */
-    internal class Progress(private val promptTokens: Int) {
+    internal class Progress(private val prompt: Prompt) {
         private val tokenIds = ArrayList<Int>()
         private var reusedTokens = 0
+        private var visionMs = 0.0
         private var prefillMs = 0.0
         private var decodeMs = 0.0
         private var finishReason: FinishReason? = null
@@ -85,9 +89,16 @@ class Generation internal constructor(val tokens: Flow<Token>, private val progr
             this.drafts = drafts
             tokenIds.clear()
             this.reusedTokens = reusedTokens
+            visionMs = 0.0
             prefillMs = 0.0
             decodeMs = 0.0
             finishReason = null
+        }
+
+        /** The prompt's pictures are read. */
+        @Synchronized
+        fun seen(milliseconds: Double) {
+            visionMs = milliseconds
         }
 
         @Synchronized
@@ -115,6 +126,17 @@ class Generation internal constructor(val tokens: Flow<Token>, private val progr
         }
 
         @Synchronized
-        fun report() = GenerationReport(promptTokens, reusedTokens, tokenIds.toList(), finishReason, prefillMs, decodeMs, drafts)
+        fun report() = GenerationReport(
+            prompt.size,
+            reusedTokens,
+            tokenIds.toList(),
+            finishReason,
+            prefillMs,
+            decodeMs,
+            drafts,
+            pictures = prompt.pictures.size,
+            imageTokens = prompt.numImageTokens,
+            visionMs = visionMs,
+        )
     }
 }

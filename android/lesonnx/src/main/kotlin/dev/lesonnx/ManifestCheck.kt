@@ -3,7 +3,7 @@ package dev.lesonnx
 /** What a manifest must say beyond its types; the checks of `lesonnx/manifest.py`, in its words. */
 internal class ManifestCheck(private val manifest: BundleManifest) {
     /** The first thing that is wrong, as `field: what`; null where nothing is. */
-    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + twins() + references()).firstOrNull()
+    fun firstProblem(): String? = (facts() + parts() + states() + kinds() + layers() + tokenizer() + drafter() + twins() + vision() + references()).firstOrNull()
 
     private fun facts(): Sequence<String> = sequence {
         if (!VERSION.matches(manifest.onnxruntimeAtLeast)) {
@@ -144,6 +144,11 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         yieldAll(TwinCheck(manifest, twins).ownProblems().map { "twins.$it" })
     }
 
+    private fun vision(): Sequence<String> = sequence {
+        val vision = manifest.vision ?: return@sequence
+        yieldAll(VisionCheck(manifest, vision).ownProblems().map { "vision.$it" })
+    }
+
     /** What one record says of another. */
     private fun references(): Sequence<String> = sequence {
         val parts = manifest.parts
@@ -170,6 +175,8 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         if (segments != manifest.expertLayers.map { it.layerIdx }) {
             yield("parts: every MoE layer needs its segment, in the order of the layers")
         }
+        val positions = parts.flatMap { part -> part.inputs.filter { it.name == "position_ids" } }.map { it.shape }.distinct()
+        if (positions.size > 1) yield("parts: position_ids are ${positions.joinToString(" and ")}, expected one shape in all parts")
         val model = manifest.model
         if (model.numExpertsPerTok > model.numExperts) {
             yield("model: ${model.numExpertsPerTok} experts a token of ${model.numExperts}")
@@ -185,6 +192,7 @@ internal class ManifestCheck(private val manifest: BundleManifest) {
         }
         manifest.drafter?.let { yieldAll(DrafterCheck(manifest, it).fitProblems()) }
         manifest.twins?.let { twins -> yieldAll(TwinCheck(manifest, twins).fitProblems().map { "twins: $it" }) }
+        manifest.vision?.let { yieldAll(VisionCheck(manifest, it).fitProblems()) }
     }
 
     private suspend fun SequenceScope<String>.same(field: String, found: Int, expected: Int) {

@@ -3,6 +3,9 @@ package dev.lesonnx
 import dev.lesonnx.speculative.DraftCounts
 import dev.lesonnx.speculative.Speculator
 import dev.lesonnx.speculative.makeDrafter
+import dev.lesonnx.vision.Picture
+import dev.lesonnx.vision.PicturePrompts
+import dev.lesonnx.vision.Sight
 import kotlinx.coroutines.CancellationException
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.currentCoroutineContext
@@ -35,6 +38,7 @@ class Model private constructor(
     private val runner: Runner,
     private val speculator: Speculator?,
     private val tokenizer: Tokenizer?,
+    private val sight: Sight?,
     /** The engine in use: `kernel` or `session`. */
     val engineName: String,
     /** What is worth a line to the user: why an engine was taken, a budget that is narrow. */
@@ -72,6 +76,16 @@ class Model private constructor(
     /** Whether [generate] takes text: without a tokenizer it takes token ids. */
     val hasTokenizer: Boolean get() = tokenizer != null
 
+    /** Why prompts (of a [chat], where there is one) cannot have pictures; null where they can. */
+    val whyNoPictures: String?
+        get() {
+            val vision = bundle.manifest.vision ?: return "this bundle has no eyes: it takes no pictures"
+            if (tokenizer == null) return "this bundle has no tokenizer, which a prompt with pictures needs"
+            return if (hasChat && vision.texts.separator == null) "this bundle's chat format has no place for pictures" else null
+        }
+
+    private val picturePrompts: PicturePrompts? = bundle.manifest.vision?.takeIf { tokenizer != null }?.let { PicturePrompts(it, ::encode) }
+
     /** Whether [chat] can be used: else offer completion. */
     val hasChat: Boolean get() = tokenizer != null && bundle.manifest.tokenizer?.chatFormat != null
 
@@ -85,31 +99,48 @@ class Model private constructor(
     }
 
     /**
-     * Generates from a text, from scratch. Throws [InputError] or [ContextError] for what cannot be served, before any work; the text is
-     * encoded on the calling thread to know that.
+     * Generates from a text, from scratch; it has one placeholder for each of [images], in order, or none: then they come first. Throws
+     * [InputError] or [ContextError] for what cannot be served, before any work; the text is encoded on the calling thread to know that.
      */
-    fun generate(prompt: String, options: GenerationOptions = GenerationOptions()): Generation = generate(encode(prompt), options)
+    fun generate(prompt: String, options: GenerationOptions = GenerationOptions(), images: List<Picture> = emptyList()): Generation {
+        val text = if (images.isEmpty()) prompt else picturePrompts().withPlaceholders(prompt, images.size)
+        return generation(promptOf(text, images, addSpecialTokens = true), options, reuse = false)
+    }
 
-    /** Generates from token ids, from scratch; without a tokenizer, texts are empty. */
-    fun generate(promptIds: IntArray, options: GenerationOptions = GenerationOptions()): Generation = generation(promptIds, options, reuse = false)
+    /** Generates from token ids, from scratch, with one image token for each of [images]; without a tokenizer, texts are empty. */
+    fun generate(promptIds: IntArray, options: GenerationOptions = GenerationOptions(), images: List<Picture> = emptyList()): Generation =
+        generation(if (images.isEmpty()) Prompt(promptIds) else picturePrompts().ofIds(promptIds, images), options, reuse = false)
 
-    /** Answers a conversation by the bundle's chat format; what the last answer computed is used again. [InputError] without one. */
+    /**
+     * Answers a conversation by the bundle's chat format; what the last answer computed is used again. [InputError] without one, and for
+     * pictures where the format has none.
+     */
     fun chat(messages: List<ChatMessage>, options: GenerationOptions = GenerationOptions()): Generation {
         val format = bundle.manifest.tokenizer?.chatFormat
             ?: throw InputError("${bundle.directory}: has no chat format; use generate, which completes a text")
-        return generation(encode(format.render(messages), addSpecialTokens = false), options, reuse = true)
+        val text = format.render(messages.map { if (it.images.isEmpty()) it else it.copy(content = picturePrompts().content(it.content, it.images.size)) })
+        return generation(promptOf(text, messages.flatMap { it.images }, addSpecialTokens = false), options, reuse = true)
     }
 
+    private fun promptOf(text: String, images: List<Picture>, addSpecialTokens: Boolean): Prompt = when {
+        images.isEmpty() && picturePrompts == null -> Prompt(encode(text, addSpecialTokens))
+        else -> picturePrompts().ofText(text, images, addSpecialTokens)
+    }
+
+    /** [InputError] where pictures cannot be taken. */
+    private fun picturePrompts(): PicturePrompts = picturePrompts ?: throw InputError("${bundle.directory}: $whyNoPictures")
+
     /** [reuse]: what the sequence begins with already is not computed again. */
-    internal fun generation(promptIds: IntArray, options: GenerationOptions, reuse: Boolean): Generation {
+    internal fun generation(prompt: Prompt, options: GenerationOptions, reuse: Boolean): Generation {
+        val promptIds = prompt.tokenIds
         checkPrompt(promptIds, bundle.manifest.model.vocabSize)
         val limit = options.tokenLimit(promptIds.size, runner.states.maxTokens)
         if (options.stop.isNotEmpty() && tokenizer == null) throw InputError("stop strings need a tokenizer, which this bundle lacks")
         StopChecker(options.stop)
         check(!worker.executor.isShutdown) { CLOSED }
-        val progress = Generation.Progress(promptIds.size)
+        val progress = Generation.Progress(prompt)
         // Without room between them the collector is never more than a token behind: what it sees is what was computed.
-        val tokens = flow { steps(promptIds, limit, options, reuse, progress) }.buffer(Channel.RENDEZVOUS).flowOn(worker.dispatcher)
+        val tokens = flow { steps(prompt, limit, options, reuse, progress) }.buffer(Channel.RENDEZVOUS).flowOn(worker.dispatcher)
         return Generation(tokens.catch { error -> throw closedInstead(error) }, progress)
     }
 
@@ -122,13 +153,14 @@ class Model private constructor(
 
     /** The generation itself: prefill, then a step at a time, which gives a token, or several where drafts are right. Runs on the model's thread. */
     private suspend fun FlowCollector<Token>.steps(
-        promptIds: IntArray,
+        prompt: Prompt,
         limit: Int,
         options: GenerationOptions,
         reuse: Boolean,
         progress: Generation.Progress,
     ) {
         val context = currentCoroutineContext()
+        val promptIds = prompt.tokenIds
         val eos = if (options.ignoreEos) emptySet() else bundle.manifest.model.eosTokenIds.toSet()
         val sampler = Sampler(options.sampling)
         sampler.acceptAll(promptIds)
@@ -139,13 +171,16 @@ class Model private constructor(
         check(!isFreed) { CLOSED }
         val self = Any()
         owner = self
-        val reused = if (reuse) runner.commonTokens(promptIds, sequenceEnd) else 0
+        val reused = if (reuse) runner.commonTokens(prompt, sequenceEnd) else 0
         progress.begin(reused, speculator?.let { DraftCounts() })
+        val before = sight?.readNs ?: 0
+        val seen = see(prompt, reused) { context.ensureActive() }
+        progress.seen(((sight?.readNs ?: 0) - before) / NS_PER_MS)
         runner.rewind(reused)
         sequenceEnd = reused
         speculator?.begin(promptIds, reused, sampler)
         var began = System.nanoTime()
-        val logits = runner.prefill(promptIds.copyOfRange(reused, promptIds.size)) {
+        val logits = runner.prefill(seen) {
             sequenceEnd = runner.numTokens
             context.ensureActive()
         }
@@ -189,6 +224,12 @@ class Model private constructor(
             val text = stop.push(decoder.flush()) + stop.flush()
             if (text.isNotEmpty()) emit(Token(null, text))
         }
+    }
+
+    /** The prompt with the features of its pictures that come after the first [reused] tokens. */
+    private fun see(prompt: Prompt, reused: Int, beforeCrop: () -> Unit): Prompt {
+        val pictures = prompt.picturesAfter(reused)
+        return if (pictures.isEmpty()) prompt else prompt.seen(checkNotNull(sight).see(pictures, beforeCrop))
     }
 
     /** What comes after [token], which has not run: one token, or up to [most]. */
@@ -276,7 +317,8 @@ class Model private constructor(
                 closeOnError(speculator) {
                     options.memoryBudgetBytes?.let { runner.boundMemory(it, drafts = speculator != null) }
                     val tokenizer = platform.openTokenizer(bundle)
-                    Model(bundle, options, runner, speculator, tokenizer, engine.name, engine.notes + twins.notes + notes(bundle, loader, config))
+                    val sight = bundle.manifest.vision?.let { Sight(bundle, it, platform, numThreads, borrow = runner::borrow) }
+                    Model(bundle, options, runner, speculator, tokenizer, sight, engine.name, engine.notes + twins.notes + notes(bundle, loader, config))
                 }
             }
         }

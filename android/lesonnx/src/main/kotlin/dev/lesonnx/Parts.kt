@@ -45,6 +45,12 @@ enum class PartRole {
 
     @SerialName("drafter_markov")
     DRAFTER_MARKOV,
+
+    @SerialName("vision_prepare")
+    VISION_PREPARE,
+
+    @SerialName("vision_tower")
+    VISION_TOWER,
 }
 
 /** A dense ONNX model of the bundle. [providers]: execution providers by target, in order of preference. */
@@ -59,7 +65,10 @@ data class Part(
     val providers: Map<Target, List<Provider>> = emptyMap(),
 )
 
-/** A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches. */
+/**
+ * A tensor that a part takes or gives. Symbolic dimensions: T tokens of the step, R logit rows, S capacity, P tokens in a drafter's caches,
+ * Y and X height and width of a picture, W columns of packed patches, I image tokens.
+ */
 @Serializable
 data class Value(val name: String, val dtype: Dtype, val shape: List<Dimension>)
 

@@ -54,8 +54,11 @@ internal class Runner(
     private var draftLogits: DraftLogits? = null
     private var stepRows = 0
 
-    // The tokens of the sequence, for prompts that begin as it does.
-    private var tokens = IntArray(GROWTH_TOKENS)
+    // The tokens of the sequence and where they are, for prompts that begin as it does.
+    private val sequence = TokenSequence(manifest.positionRows)
+
+    /** What is needed for a while beside all that [boundMemory] knows of. */
+    private var borrowedBytes = 0L
 
     init {
         try {
@@ -75,14 +78,10 @@ internal class Runner(
     /**
      * How many tokens of the sequence, to which it can be rewound, a prompt begins with; at most [atMost].
      *
-     * The prompt's last token never counts, since it must run.
+     * The prompt's last token never counts, since it must run. Image tokens are the same only if their pictures are.
      */
-    fun commonTokens(tokenIds: IntArray, atMost: Int = numTokens): Int {
-        val most = minOf(numTokens, atMost, tokenIds.size - 1)
-        var count = 0
-        while (count < most && tokens[count] == tokenIds[count]) count++
-        return states.reachable(count)
-    }
+    fun commonTokens(prompt: Prompt, atMost: Int = numTokens): Int =
+        states.reachable(sequence.common(prompt, minOf(numTokens, atMost, prompt.size - 1)))
 
     // ---- budgets
 
@@ -140,17 +139,33 @@ internal class Runner(
         if (width.hasHead) step.runHead(width)
     }
 
+    /**
+     * Experts give way by [numBytes] while [block] runs, where the process is bounded, and get them back. [BudgetError] before any work where
+     * the least that they need does not leave so much.
+     */
+    fun <T> borrow(numBytes: Long, block: () -> T): T {
+        borrowedBytes = numBytes
+        try {
+            shareMemory(states.capacityTokens)
+            return block()
+        } finally {
+            borrowedBytes = 0
+            shareMemory(states.capacityTokens)
+        }
+    }
+
     /** Gives the experts what budgets, pressure and a capacity of attention caches leave them. */
     private fun shareMemory(capacityTokens: Int) {
         var share = minOf(expertBudgetBytes, bundle.expertBytes)
         memoryBound?.let { bound ->
             val least = if (loader.keepsAll) bundle.expertBytes else bundle.leastBudgetBytes
             val caches = states.bytesAt(capacityTokens) + (layerReader?.bytesAt(capacityTokens) ?: 0)
-            val left = ((bound.budgetBytes - bound.fixedBytes - caches) / loader.engine.memoryPerByte).toLong()
+            val left = ((bound.budgetBytes - bound.fixedBytes - caches - borrowedBytes) / loader.engine.memoryPerByte).toLong()
             if (left < least) {
                 throw BudgetError(
                     "the memory budget is ${bound.budgetBytes} bytes; runtime, dense parts and a prefill chunk may take" +
-                        " ${bound.fixedBytes}, attention caches of $capacityTokens tokens $caches, and the experts need at least $least",
+                        " ${bound.fixedBytes}, attention caches of $capacityTokens tokens $caches," +
+                        (if (borrowedBytes > 0) " reading a picture $borrowedBytes," else "") + " and the experts need at least $least",
                 )
             }
             share = minOf(share, left)
@@ -165,7 +180,16 @@ internal class Runner(
      * Appends tokens in chunks; gives the logits [V] of the last, valid until the next step. [ContextError] before any work.
      * [beforeChunk] is called before each chunk; what it throws ends the prefill, and the sequence has the chunks so far.
      */
-    fun prefill(tokenIds: IntArray, beforeChunk: () -> Unit = {}): FloatArray {
+    fun prefill(tokenIds: IntArray, beforeChunk: () -> Unit = {}): FloatArray = append(tokenIds, null, beforeChunk)
+
+    /**
+     * The same with what [prompt] has behind the tokens of the sequence, which must be its first ones. Every picture of which an image token
+     * comes then must have been seen.
+     */
+    fun prefill(prompt: Prompt, beforeChunk: () -> Unit = {}): FloatArray =
+        append(prompt.tokenIds.copyOfRange(minOf(numTokens, prompt.size), prompt.size), prompt, beforeChunk)
+
+    private fun append(tokenIds: IntArray, prompt: Prompt?, beforeChunk: () -> Unit): FloatArray {
         if (tokenIds.isEmpty()) throw InputError("the prompt is empty: at least one token is needed")
         val total = numTokens + tokenIds.size
         if (total > states.maxTokens) throw ContextError("$total tokens do not fit the model's context of ${states.maxTokens}")
@@ -174,7 +198,8 @@ internal class Runner(
             beforeChunk()
             val end = minOf(start + prefillChunkTokens, tokenIds.size)
             val isLast = end == tokenIds.size
-            val logits = step(tokenIds.copyOfRange(start, end), if (isLast) intArrayOf(end - start - 1) else NO_ROWS)
+            val rows = if (isLast) intArrayOf(end - start - 1) else NO_ROWS
+            val logits = step(tokenIds.copyOfRange(start, end), 0, prompt) { logits(it, rows) }
             if (isLast) return logits
             start = end
         }
@@ -213,17 +238,16 @@ internal class Runner(
 
     private fun draftRoom() = draftLogits ?: DraftLogits(vocabSize, platform).also { draftLogits = it }
 
-    private fun <T> step(tokenIds: IntArray, numDrafts: Int, head: (Step) -> T): T {
+    private fun <T> step(tokenIds: IntArray, numDrafts: Int, prompt: Prompt? = null, head: (Step) -> T): T {
         for (id in tokenIds) if (id !in 0 until vocabSize) throw InputError("token id $id is outside 0..${vocabSize - 1}")
         val numRows = tokenIds.size
         val total = numTokens + numRows
         reserve(total)
         val step = stepFor(numRows)
         val buffers = step.buffers
-        for (row in tokenIds.indices) {
-            buffers.inputIds.longs.put(row, tokenIds[row].toLong())
-            buffers.positionIds.longs.put(row, (numTokens + row).toLong())
-        }
+        sequence.put(numTokens, tokenIds, prompt)
+        for (row in tokenIds.indices) buffers.inputIds.longs.put(row, tokenIds[row].toLong())
+        sequence.copyPositions(numTokens, numRows, buffers.positionIds.longs)
         states.begin(numRows)
         loader.beginStep(numRows, numDrafts)
         // Of steps of one row the governor knows which side is faster, and steps with drafts are not far from them; a prefill has
@@ -236,6 +260,7 @@ internal class Runner(
         val width = widthFor(numRows)
         width?.begin(buffers.positionIds, states.totalSequenceLength)
         bound.embed.run()
+        prompt?.copyFeatures(numTokens, total, buffers.hidden.floats)
         for (place in bound.segments.indices) {
             step.runSegment(place, width)
             buffers.work.route(loader.first(place), buffers.topkIds)
@@ -248,8 +273,6 @@ internal class Runner(
         val ended = System.nanoTime()
         loader.tookDense(ended - began)
         governor?.took((ended - stepBegan) / 1e9)
-        if (total > tokens.size) tokens = tokens.copyOf(maxOf(total, 2 * tokens.size))
-        tokenIds.copyInto(tokens, numTokens)
         val position = numTokens
         states.commit(numRows)
         stepRows = numRows

@@ -24,7 +24,8 @@ internal class StepMemory(val manifest: BundleManifest, private val maxRows: Int
         val experts = model.numExperts.toLong()
         val residualSize = manifest.residualSize
         plan("input_ids", INT64) { longArrayOf(1, it) }
-        plan("position_ids", INT64) { longArrayOf(1, it) }
+        val positionRows = manifest.positionRows.toLong()
+        plan("position_ids", INT64) { if (positionRows == 1L) longArrayOf(1, it) else longArrayOf(positionRows, 1, it) }
         plan("hidden", FLOAT) { longArrayOf(1, it, size) }
         for (stream in 0..1) {
             plan("residual $stream", FLOAT) { longArrayOf(1, it, residualSize) }

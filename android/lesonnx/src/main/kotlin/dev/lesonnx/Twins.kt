@@ -26,7 +26,7 @@ internal class Twins(private val bundle: Bundle, private val platform: Platform,
     init {
         val record = bundle.manifest.twins
         if (mode == "cpu" && record == null) throw InputError("${bundle.directory}: has no twins; export with --accelerate dense")
-        if (record != null && mode != "off") {
+        if (record != null && mode != "off" && bundle.manifest.positionRows == 1) {
             try {
                 open(record, if (mode == "cpu") listOf(CPU_PROVIDER) else listed(record))
             } catch (error: Throwable) {

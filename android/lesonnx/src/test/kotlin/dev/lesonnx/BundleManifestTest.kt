@@ -164,6 +164,48 @@ internal class BundleManifestTest {
     }
 
     @Test
+    fun `what takes pictures fits its model`() {
+        val whole = Json.parseToJsonElement(Files.readString(Reference.bundle("minicpmv4_7-float").resolve("manifest.json")))
+        val manifest = BundleManifest.parse(whole.toString())
+        assertEquals(3, manifest.positionRows)
+        assertEquals(1, BundleManifest.parse(text).positionRows)
+        val parts = whole.jsonObject.getValue("vision").jsonObject.getValue("parts").jsonArray
+        val tower = parts.indexOfFirst { it.jsonObject["role"] == JsonPrimitive("vision_tower") }
+        fun says(expected: String, value: JsonElement?, vararg path: Any) = assertSays(expected, problem(whole.with(listOf("vision") + path, value).toString()))
+        says("vision.kind", JsonPrimitive("qwen3_vl"), "kind")
+        says("vision: Encountered an unknown key 'colour'", JsonPrimitive(1), "colour")
+        says("vision.texts: Encountered an unknown key 'colour'", JsonPrimitive(1), "texts", "colour")
+        says("vision.patch_size: 0, expected at least 1", JsonPrimitive(0), "patch_size")
+        says("vision.max_slice_nums: -1, expected at least 1", JsonPrimitive(-1), "max_slice_nums")
+        says("vision.working_bytes: 0, expected 1 to", JsonPrimitive(0), "working_bytes")
+        says("expected pieces of at most 16384 pixels a side", JsonPrimitive(1 shl 20), "token_patches")
+        says("vision.data: path '../x' must be relative", JsonPrimitive("../x"), "data")
+        says("vision.parts.0.path: path '../x' must be relative", JsonPrimitive("../x"), "parts", 0, "path")
+        says("vision.tokens.image: -1, expected at least 0", JsonPrimitive(-1), "tokens", "image")
+        says("vision: tokens.newline is 384, expected less than 384", JsonPrimitive(384), "tokens", "newline")
+        says("vision.texts.placeholder: empty", JsonPrimitive(""), "texts", "placeholder")
+        says("vision: texts has one of id_start and id_end, expected both or none", JsonNull, "texts", "id_end")
+        says("vision has exactly one part of each role: vision_prepare, vision_tower", JsonArray(parts.drop(1)), "parts")
+        says("vision: part 'vision_tower' takes colour", JsonPrimitive("colour"), "parts", tower, "inputs", 0, "name")
+        says("expected image_features float32 ['I', 64]", JsonPrimitive(65), "parts", tower, "outputs", 0, "shape", 1)
+        val rows = (whole.with(listOf("parts"), JsonArray(whole.jsonObject.getValue("parts").jsonArray.map(::withOneRow))))
+        assertSays("vision: the model's parts take position_ids [1, T], expected [3, 1, T]", problem(rows.toString()))
+        val mixed = whole.jsonObject.getValue("parts").jsonArray.let { all ->
+            val place = all.indexOfFirst { withOneRow(it) != it }
+            JsonArray(all.mapIndexed { at, part -> if (at == place) withOneRow(part) else part })
+        }
+        assertSays("position_ids", problem(whole.with(listOf("parts"), mixed).toString()))
+        assertEquals(listOf<Part>(), manifest.allParts.filter { it.role == PartRole.VISION_TOWER })
+    }
+
+    /** A part that takes the positions of a text. */
+    private fun withOneRow(part: JsonElement): JsonElement {
+        val inputs = part.jsonObject.getValue("inputs").jsonArray
+        val place = inputs.indexOfFirst { it.jsonObject["name"] == JsonPrimitive("position_ids") }
+        return if (place < 0) part else part.with(listOf("inputs", place, "shape"), Json.parseToJsonElement("""[1, "T"]"""))
+    }
+
+    @Test
     fun `paths stay inside`() {
         val paths = listOf("../embed.onnx", "/tmp/x.pack", "C:x.pack", "a\\b", "", "a/../../b", "a\u0000b")
         for (path in paths) {

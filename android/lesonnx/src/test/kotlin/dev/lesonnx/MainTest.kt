@@ -94,6 +94,34 @@ internal class MainTest {
     }
 
     @Test
+    fun `pictures are read from files`() {
+        val reference = Reference.of("minicpmv4_7-float")
+        val bundle = Reference.bundle("minicpmv4_7-float").toString()
+        val folder = TestData.data.resolve("checkpoints/minicpmv4_7_moe")
+        for (case in reference.vision) {
+            val images = case.files.flatMap { listOf("--image", folder.resolve(it).toString()) }.toTypedArray()
+            val common = arrayOf("run", bundle, "--prompt", case.prompt, *images, "--engine", "kernel", "--threads", "2", "--ignore-eos", "--max-tokens", "24")
+            val found = json(lesonnx(*common, "--json"))
+            assertEquals(case.tokenIds, GoldenTraces.ints(found.getValue("tokens")).asList())
+            assertEquals(case.files.size.toLong(), found.getValue("pictures").jsonPrimitive.long)
+            assertEquals(case.featuresShape[0].toLong(), found.getValue("image_tokens").jsonPrimitive.long)
+        }
+        val picture = folder.resolve("images/small.png").toString()
+        val inFront = lesonnx("run", bundle, "--prompt", "What is it?", "--image", picture, "--max-tokens", "2")
+        assertTrue("1 picture of 4 tokens read in" in inFront.err, inFront.err)
+        for ((arguments, message) in mapOf(
+            listOf(sample, "--prompt", "x", "--image", picture) to "this bundle has no eyes: it takes no pictures",
+            listOf(bundle, "--prompt", "x", "--image", "/nowhere.png") to "/nowhere.png: no such file",
+            listOf(bundle, "--prompt", "<|image_pad|><|image_pad|>", "--image", picture) to "2 placeholders '<|image_pad|>' for 1 picture, expected one a picture",
+            listOf(bundle, "--prompt-ids", "5,6", "--image", picture) to "hold the image token 373 0 times",
+        )) {
+            val outcome = lesonnx("run", *arguments.toTypedArray())
+            assertEquals(2 to 1, outcome.code to outcome.err.trim().lines().size, outcome.err)
+            assertTrue(message in outcome.err, outcome.err)
+        }
+    }
+
+    @Test
     fun `every error is one line and a code`() {
         val binary = directory.resolve("binary").also { it.writeBytes(byteArrayOf(-1, -2)) }.toString()
         val cases = mapOf(

@@ -27,6 +27,8 @@ internal class Reference(
     /** The same by twins on the CPU provider. */
     val twins: List<Case> = emptyList(),
     val drafter: Drafts? = null,
+    /** Prompts with pictures, stage by stage. */
+    val vision: List<Pictured> = emptyList(),
     val tokenizer: List<Tokenized> = emptyList(),
 ) {
     /** Greedy drafts of the bundle's own drafter, pass by pass, and whole blocks that it drew before each. */
@@ -59,11 +61,7 @@ internal class Reference(
         val text: String? = null,
     ) {
         /** The logits from which each token was chosen, as bits. */
-        val logitBits: Array<IntArray> by lazy {
-            val ints = ByteBuffer.wrap(Files.readAllBytes(TestData.mobile.resolve("reference").resolve(logits))).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
-            check(ints.remaining() == logitsShape[0] * logitsShape[1]) { "$logits has ${ints.remaining()} floats, expected $logitsShape" }
-            Array(logitsShape[0]) { IntArray(logitsShape[1]).also(ints::get) }
-        }
+        val logitBits: Array<IntArray> by lazy { bitsOf(logits, logitsShape) }
 
         val samplingOptions: SamplingOptions get() = sampling?.options ?: SamplingOptions()
     }
@@ -80,6 +78,31 @@ internal class Reference(
         val options: SamplingOptions get() = SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed)
     }
 
+    /** A prompt with pictures: how they are cut, prepared and seen, and what is generated. */
+    @Serializable
+    class Pictured(
+        val name: String,
+        val prompt: String,
+        val files: List<String>,
+        val images: List<String>,
+        val views: List<List<List<Int>>>,
+        @SerialName("prompt_ids") val promptIds: List<Int>,
+        @SerialName("position_ids") val positionIds: List<List<Int>>,
+        @SerialName("pixel_values") val pixelValues: String,
+        val features: String,
+        @SerialName("features_shape") val featuresShape: List<Int>,
+        @SerialName("token_ids") val tokenIds: List<Int>,
+        val logits: String,
+        @SerialName("logits_shape") val logitsShape: List<Int>,
+    ) {
+        val logitBits: Array<IntArray> by lazy { bitsOf(logits, logitsShape) }
+
+        /** The crops' pixels, as bits, one crop after another. */
+        val pixelBits: IntArray get() = bitsOf(pixelValues)
+
+        val featureBits: IntArray get() = bitsOf(features)
+    }
+
     @Serializable
     class Tokenized(val text: String, val ids: List<Int>)
 
@@ -88,13 +111,26 @@ internal class Reference(
     companion object {
         private val json = Json { ignoreUnknownKeys = true }
 
+        /** A file of floats beside the references, as bits. */
+        private fun bitsOf(file: String): IntArray {
+            val ints = ByteBuffer.wrap(Files.readAllBytes(TestData.mobile.resolve("reference").resolve(file))).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
+            return IntArray(ints.remaining()).also(ints::get)
+        }
+
+        /** The same row by row. */
+        private fun bitsOf(file: String, shape: List<Int>): Array<IntArray> {
+            val bits = bitsOf(file)
+            check(bits.size == shape[0] * shape[1]) { "$file has ${bits.size} floats, expected $shape" }
+            return Array(shape[0]) { bits.copyOfRange(it * shape[1], (it + 1) * shape[1]) }
+        }
+
         /** The bundles that `tools/make_mobile_fixtures.py` exports, but for those that need a newer ONNX Runtime than this one. */
         val BUNDLES: List<String> by lazy {
             listOf(
                 "sample-int4", "sample-int4-kv8", "qwen3_moe-float", "qwen2_moe-float", "qwen2_moe-int4", "qwen3_next-float",
                 "qwen3_next-portable-float", "lfm2_moe-float", "deepseek_v3-float", "gpt_oss-float", "gemma4_text-float", "smallthinker-float",
                 "sample-dspark-float", "sample-dspark-int4", "qwen3_moe-twins-ios-float", "qwen2_moe-twins-android-int4",
-                "qwen2_moe-mixed",
+                "qwen2_moe-mixed", "minicpmv4_7-float",
             ).filter(::runsHere)
         }
 

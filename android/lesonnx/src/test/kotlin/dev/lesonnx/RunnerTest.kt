@@ -36,8 +36,8 @@ class RunnerTest {
         runner.rewind(20)
         assertEquals(20, runner.numTokens)
         assertSameBits(first, runner.step(intArrayOf(7), intArrayOf(0)), "the step again")
-        assertEquals(20, runner.commonTokens(ids(30)))
-        assertEquals(19, runner.commonTokens(ids(20)), "the last token must run")
+        assertEquals(20, runner.commonTokens(Prompt(ids(30))))
+        assertEquals(19, runner.commonTokens(Prompt(ids(20))), "the last token must run")
         assertThrows<IllegalArgumentException> { runner.rewind(22) }
         Unit
     }

@@ -132,16 +132,16 @@ class StatesTest {
         val other = intArrayOf(prompt[0] + 1)
         runner.prefill(prompt.copyOf(48))
         runner.step(prompt.copyOfRange(48, 56), intArrayOf(0))
-        assertEquals(56, runner.commonTokens(prompt.copyOf(56) + other))
-        assertEquals(55, runner.commonTokens(prompt.copyOf(56)))
-        assertEquals(50, runner.commonTokens(prompt.copyOf(50) + intArrayOf(299, 299)))
-        assertEquals(0, runner.commonTokens(prompt.copyOf(48)), "the first 47 are common, but the last step began at 48")
-        assertEquals(0, runner.commonTokens(other + other))
+        assertEquals(56, runner.commonTokens(Prompt(prompt.copyOf(56) + other)))
+        assertEquals(55, runner.commonTokens(Prompt(prompt.copyOf(56))))
+        assertEquals(50, runner.commonTokens(Prompt(prompt.copyOf(50) + intArrayOf(299, 299))))
+        assertEquals(0, runner.commonTokens(Prompt(prompt.copyOf(48))), "the first 47 are common, but the last step began at 48")
+        assertEquals(0, runner.commonTokens(Prompt(other + other)))
         runner.rewind(0)
         runner.prefill(prompt.copyOf(48))
         // A step wider than what is kept: its beginning, or all of it.
-        assertEquals(24, runner.commonTokens(prompt.copyOf(40) + intArrayOf(299, 299)))
-        assertEquals(48, runner.commonTokens(prompt.copyOf(49)))
+        assertEquals(24, runner.commonTokens(Prompt(prompt.copyOf(40) + intArrayOf(299, 299))))
+        assertEquals(48, runner.commonTokens(Prompt(prompt.copyOf(49))))
     }
 
     @TestFactory
@@ -150,7 +150,7 @@ class StatesTest {
             runner.prefill(ids(48))
             runner.step(ids(10, from = 48), intArrayOf(9))
             val second = ids(54) + ids(20, from = 100)
-            val common = runner.commonTokens(second)
+            val common = runner.commonTokens(Prompt(second))
             assertEquals(54, common)
             runner.rewind(common)
             val logits = runner.prefill(second.copyOfRange(common, second.size))

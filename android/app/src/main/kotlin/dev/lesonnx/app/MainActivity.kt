@@ -2,15 +2,18 @@ package dev.lesonnx.app
 
 import android.app.Activity
 import android.content.Intent
+import android.graphics.ImageDecoder
 import android.net.Uri
 import android.os.Build
 import android.os.Bundle
 import android.provider.DocumentsContract
+import android.provider.MediaStore
 import android.view.View
 import android.view.WindowInsets
 import android.view.WindowInsetsController
 import android.view.WindowManager
 import android.widget.FrameLayout
+import dev.lesonnx.android.readPicture
 import dev.lesonnx.app.ui.BenchmarkScreen
 import dev.lesonnx.app.ui.BundlesScreen
 import dev.lesonnx.app.ui.ChatScreen
@@ -44,7 +47,7 @@ class MainActivity : Activity() {
         super.onCreate(savedInstanceState)
         val theme = Theme(this)
         val bundles = BundlesScreen(theme, models.bundles, ::pickFolder, ::pickZip)
-        val chat = ChatScreen(theme, models.chat) { show(Tab.BUNDLES) }
+        val chat = ChatScreen(theme, models.chat, ::pickPicture) { show(Tab.BUNDLES) }
         val telemetry = TelemetryScreen(theme)
         val benchmark = BenchmarkScreen(theme, models.benchmark, ::shareText) { show(Tab.BUNDLES) }
         screens = mapOf(
@@ -112,12 +115,20 @@ class MainActivity : Activity() {
         PICK_ZIP,
     )
 
+    /** The system's photo picker, which needs no permission; before Android 13 the picker of documents. */
+    private fun pickPicture() {
+        val photos = if (Build.VERSION.SDK_INT >= Build.VERSION_CODES.TIRAMISU) Intent(MediaStore.ACTION_PICK_IMAGES)
+        else Intent(Intent.ACTION_OPEN_DOCUMENT).addCategory(Intent.CATEGORY_OPENABLE)
+        startActivityForResult(photos.setType("image/*"), PICK_PICTURE)
+    }
+
     override fun onActivityResult(requestCode: Int, resultCode: Int, data: Intent?) {
         val picked = data?.data
         if (resultCode != RESULT_OK || picked == null) return
         when (requestCode) {
             PICK_FOLDER -> importFolder(picked)
             PICK_ZIP -> importZip(picked)
+            PICK_PICTURE -> contentResolver.let { resolver -> models.chat.attach { readPicture(ImageDecoder.createSource(resolver, picked)) } }
         }
     }
 
@@ -168,5 +179,6 @@ class MainActivity : Activity() {
         const val FIGURES_MS = 100L
         const val PICK_FOLDER = 1
         const val PICK_ZIP = 2
+        const val PICK_PICTURE = 3
     }
 }

@@ -20,6 +20,15 @@ object Fixtures {
         return target
     }
 
+    /** Copies a bundle that takes pictures to [target]; it has a chat format. */
+    fun copyPictured(target: File): File {
+        File(mobile, "bundles/minicpmv4_7-float").copyRecursively(target)
+        return target
+    }
+
+    /** A picture of 240 by 200 pixels or so that comes with that bundle's checkpoint. */
+    val wide: File = File(root, "tests/data/checkpoints/minicpmv4_7_moe/images/wide.png")
+
     val kernel: Path = (System.getenv("LESONNX_LIBRARY")?.let(::File) ?: File(root, "lesonnx/native/liblesonnx.so")).toPath()
 
     val platform get() = JvmPlatform(kernel)

@@ -34,6 +34,7 @@ private const val USAGE = """usage: lesonnx run BUNDLE (--prompt TEXT | --prompt
 
 Generates from a prompt, as the Python command of that name does.
 
+  --image FILE           a picture, for the prompt's placeholder or in front of it; may be given several times
   --schedule NAME        how experts get into memory: les (default), cache, on-demand, resident
   --engine NAME          what computes an expert: auto (default), kernel, session
   --expert-budget SIZE   most bytes of experts in memory (default: all of them), such as 500MiB
@@ -53,7 +54,7 @@ and -XX:MaxDirectMemorySize=8g lets experts, buffers and attention caches take t
 MALLOC_MMAP_THRESHOLD_=131072 in the environment, so that glibc gives freed memory back."""
 
 private val WITH_VALUE = setOf(
-    "--prompt", "--prompt-file", "--prompt-ids", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
+    "--prompt", "--prompt-file", "--prompt-ids", "--image", "--schedule", "--engine", "--expert-budget", "--memory-budget", "--policy",
     "--loaders", "--prefill-chunk", "--threads", "--draft", "--draft-model", "--accelerate", "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p",
     "--repetition-penalty", "--seed", "--stop",
 )
@@ -92,11 +93,12 @@ private fun generate(arguments: Arguments, out: PrintStream, err: PrintStream, p
     }
     val prompt = prompt(arguments)
     val options = generationOptions(arguments)
+    val images = arguments.all("--image").map { readPicture(path(it)) }
     Model.load(directory, platform, loadOptions(arguments)).use { model ->
         for (note in model.notes) err.println("note: $note")
         val generation = when (prompt) {
-            is Prompt.Text -> model.generate(prompt.text, options)
-            is Prompt.Ids -> model.generate(prompt.ids, options)
+            is Prompt.Text -> model.generate(prompt.text, options, images)
+            is Prompt.Ids -> model.generate(prompt.ids, options, images)
         }
         runBlocking {
             if (arguments.has("--json")) {
@@ -185,6 +187,9 @@ private fun describe(model: Model, report: GenerationReport, text: String): Json
     put("text", text)
     putJsonArray("tokens") { report.tokenIds.forEach { add(it) } }
     put("prompt_tokens", report.promptTokens)
+    put("pictures", report.pictures)
+    put("image_tokens", report.imageTokens)
+    put("vision_ms", rounded(report.visionMs))
     put("finish_reason", report.finishReason?.name?.lowercase(Locale.ROOT))
     put("prefill_ms", rounded(report.prefillMs))
     put("decode_ms", rounded(report.decodeMs))
@@ -214,6 +219,13 @@ private fun summary(drafts: DraftCounts?): String {
     return "${drafts.accepted.sum()} of ${drafts.drafted.sum()} drafted tokens accepted$first; "
 }
 
+/** What the prompt's pictures took, for the summary; nothing without. */
+private fun pictures(report: GenerationReport): String {
+    if (report.pictures == 0) return ""
+    val noun = if (report.pictures == 1) "picture" else "pictures"
+    return "%d %s of %d tokens read in %.2f s; ".format(Locale.ROOT, report.pictures, noun, report.imageTokens, report.visionMs / 1e3)
+}
+
 private fun counts(telemetry: Telemetry): Map<String, JsonPrimitive> = mapOf(
     "loads" to JsonPrimitive(telemetry.loads),
     "hits" to JsonPrimitive(telemetry.hits),
@@ -238,8 +250,9 @@ private fun summary(model: Model, report: GenerationReport): String {
     val telemetry = model.telemetry
     return String.format(
         Locale.ROOT,
-        "[%d prompt tokens in %.2f s, %d generated at %.1f tokens/s; %d expert loads, %s read; %.0f %% hits;" +
+        "[%s%d prompt tokens in %.2f s, %d generated at %.1f tokens/s; %d expert loads, %s read; %.0f %% hits;" +
             " %sexperts %s, budget %s; process peak %s]",
+        pictures(report),
         report.promptTokens,
         report.prefillMs / 1e3,
         report.tokenIds.size,

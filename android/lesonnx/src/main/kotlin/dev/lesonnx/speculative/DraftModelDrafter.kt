@@ -7,6 +7,7 @@ import dev.lesonnx.IntList
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.Ort
 import dev.lesonnx.Platform
+import dev.lesonnx.Prompt
 import dev.lesonnx.Runner
 import dev.lesonnx.Sampler.Distribution
 import dev.lesonnx.makeEngine
@@ -61,7 +62,7 @@ internal class DraftModelDrafter(target: Bundle, bundle: Bundle, platform: Platf
         val most = minOf(maxTokens, this.maxTokens, runner.states.maxTokens - sequence.size)
         if (most < 1) return Draft.NONE
         val whole = sequence.toIntArray()
-        runner.rewind(runner.commonTokens(whole))
+        runner.rewind(runner.commonTokens(Prompt(whole)))
         var logits = runner.prefill(whole.copyOfRange(runner.numTokens, whole.size))
         val tokenIds = IntArray(most)
         val distributions = ArrayList<Distribution>()

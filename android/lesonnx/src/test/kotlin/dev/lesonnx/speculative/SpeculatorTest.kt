@@ -11,6 +11,7 @@ import dev.lesonnx.LoadError
 import dev.lesonnx.LoadOptions
 import dev.lesonnx.Model
 import dev.lesonnx.REFERENCE_THREADS
+import dev.lesonnx.Prompt
 import dev.lesonnx.Reference
 import dev.lesonnx.Runner
 import dev.lesonnx.SamplingOptions
@@ -146,7 +147,7 @@ internal class SpeculatorTest {
                 val longer = prompt + everything.tokenIds.take(30).toIntArray()
                 suspend fun after(first: suspend () -> Unit): GenerationReport {
                     first()
-                    return model.generation(longer, options(5), reuse = true).also { it.text() }.report
+                    return model.generation(Prompt(longer), options(5), reuse = true).also { it.text() }.report
                 }
                 listOf(3, 9).flatMap { taken ->
                     val cut = after { model.generate(prompt, options(40)).tokens.take(taken).toList() }

@@ -24,7 +24,10 @@ sealed interface HostState {
 
     data class Loading(val name: String) : HostState
 
-    /** [expertBytes] is what the experts may take; [notes] are the library's own lines for the user. */
+    /**
+     * [expertBytes] is what the experts may take; [notes] are the library's own lines for the user. [whyNoPictures] is null where messages may
+     * have pictures.
+     */
     data class Ready(
         val name: String,
         val canChat: Boolean,
@@ -32,6 +35,7 @@ sealed interface HostState {
         val expertBytes: Long,
         val options: LoadOptions,
         val notes: List<String>,
+        val whyNoPictures: String?,
     ) : HostState
 
     /** A benchmark has it. */
@@ -76,7 +80,7 @@ class ModelHost(
             attached = attach(loaded)
             model = loaded
             this.bundle = bundle
-            HostState.Ready(name, loaded.hasChat, loaded.engineName, loaded.expertBudgetBytes, options, loaded.notes)
+            HostState.Ready(name, loaded.hasChat, loaded.engineName, loaded.expertBudgetBytes, options, loaded.notes, loaded.whyNoPictures)
         } catch (error: LesonnxError) {
             HostState.Failed(name, error.message.orEmpty())
         } catch (error: IOException) {

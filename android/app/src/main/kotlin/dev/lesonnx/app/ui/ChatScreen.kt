@@ -14,8 +14,11 @@ import dev.lesonnx.app.model.HostState
 import dev.lesonnx.app.model.Message
 import dev.lesonnx.store.formatBytes
 
-/** A conversation with the loaded model, or completion where its bundle has no chat format. [showBundles] leads to the bundles. */
-class ChatScreen(private val theme: Theme, private val model: ChatModel, private val showBundles: () -> Unit) {
+/**
+ * A conversation with the loaded model, or completion where its bundle has no chat format. [pickPicture] lets a person choose one for the next
+ * message, [showBundles] leads to the bundles.
+ */
+class ChatScreen(private val theme: Theme, private val model: ChatModel, pickPicture: () -> Unit, private val showBundles: () -> Unit) {
     private val under = theme.quiet("").apply {
         maxLines = 1
         ellipsize = TextUtils.TruncateAt.END
@@ -32,7 +35,9 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
     }
     private val send = theme.iconButton(Icon.SEND, "Send", theme.palette.onAccent, theme.palette.accent) { submit() }
     private val stop = theme.iconButton(Icon.STOP, "Stop", theme.palette.onAccent, theme.palette.accent) { model.stop() }
-    private val entry = theme.row(input.share(), send, stop, gap = 10).padded(theme, 16, 10)
+    private val pick = theme.iconButton(Icon.PICTURE, PICK, onClick = pickPicture)
+    private val tray = PictureTray(theme, model::remove)
+    private val entry = theme.column(tray.view, theme.row(pick, input.share(), send, stop, gap = 10), gap = 8).padded(theme, 16, 10)
     private var shown: ChatState? = null
     private var shownHost: HostState? = null
     private var growing: Bubble? = null
@@ -47,6 +52,8 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
             showHost(host)
         }
         showMessages(before, state, host)
+        tray.render(state)
+        pick.enabled(!state.isAttaching && (host as? HostState.Ready)?.whyNoPictures == null)
         send.visibility = if (state.isGenerating) View.GONE else View.VISIBLE
         stop.visibility = if (state.isGenerating) View.VISIBLE else View.GONE
         clear.visibility = if (state.messages.isEmpty() || state.isGenerating) View.GONE else View.VISIBLE
@@ -62,7 +69,10 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
         }
         val isReady = host is HostState.Ready
         entry.visibility = if (isReady) View.VISIBLE else View.GONE
-        if (host is HostState.Ready) input.hint = if (host.canChat) "Message" else "Begin a text"
+        if (host is HostState.Ready) {
+            input.hint = if (host.canChat) "Message" else "Begin a text"
+            pick.contentDescription = host.whyNoPictures?.let { "No pictures: $it" } ?: PICK
+        }
     }
 
     private fun showMessages(before: ChatState?, state: ChatState, host: HostState) {
@@ -86,8 +96,8 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
 
     private fun empty(host: HostState): View = when (host) {
         is HostState.Ready ->
-            if (host.canChat) theme.emptyState(Icon.CHAT, "Say something", "The model runs on this phone. Nothing leaves it.")
-            else theme.emptyState(Icon.CHAT, "Begin a text", "This bundle has no chat format, so the model goes on from what you write.")
+            if (host.canChat) theme.emptyState(Icon.CHAT, "Say something", "The model runs on this phone. Nothing leaves it.${noPictures(host)}")
+            else theme.emptyState(Icon.CHAT, "Begin a text", "This bundle has no chat format, so the model goes on from what you write.${noPictures(host)}")
         is HostState.Loading -> theme.emptyState(Icon.BUNDLES, "Loading", "${host.name} is being opened.")
         is HostState.Measuring -> theme.emptyState(Icon.BARS, "Busy", "A benchmark has ${host.name}. It is loaded again when that ends.")
         is HostState.Failed -> theme.emptyState(
@@ -104,18 +114,20 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
         )
     }
 
+    private fun noPictures(host: HostState.Ready) = host.whyNoPictures?.let { "\n\nNo pictures: $it." }.orEmpty()
+
     private fun submit() {
+        // Sending shows the message at once, and what is typed is not in it any more.
         val text = input.text.toString()
-        if (text.isBlank() || shown?.isGenerating == true) return
-        input.text.clear()
-        model.send(text)
+        if (model.send(text)) input.text.clear()
     }
 
     /** One message: a user's on the right in colour, the model's on the left. */
     private inner class Bubble(private val author: Author) {
         private val words = theme.text("").apply { setTextIsSelectable(true) }
         private val note = theme.quiet("", Type.TINY)
-        private val sheet = theme.column(words)
+        private val pictures = theme.row(gap = 6)
+        private val sheet = theme.column(pictures, words, gap = 8)
         val view: LinearLayout = theme.column(sheet, note, gap = 6)
 
         init {
@@ -133,7 +145,10 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
 
         fun show(message: Message) {
             setText(words, if (message.isGrowing) "${message.text}$CURSOR" else message.text)
-            sheet.visibility = if (words.text.isEmpty()) View.GONE else View.VISIBLE
+            words.visibility = if (words.text.isEmpty()) View.GONE else View.VISIBLE
+            if (pictures.childCount != message.pictures.size) pictures.show(message.pictures.map { theme.thumbnail(it, BUBBLE_PICTURE) })
+            pictures.visibility = if (message.pictures.isEmpty()) View.GONE else View.VISIBLE
+            sheet.visibility = if (words.text.isEmpty() && message.pictures.isEmpty()) View.GONE else View.VISIBLE
             words.setTextColor(if (message.isError && message.note == null) theme.palette.error else theme.palette.text)
             note.visibility = if (message.note == null) View.GONE else View.VISIBLE
             note.setTextColor(if (message.isError) theme.palette.error else theme.palette.quiet)
@@ -147,5 +162,9 @@ class ChatScreen(private val theme: Theme, private val model: ChatModel, private
 
     private companion object {
         const val CURSOR = "▍"
+        const val PICK = "Add a picture"
+
+        /** In dp. */
+        const val BUBBLE_PICTURE = 88
     }
 }

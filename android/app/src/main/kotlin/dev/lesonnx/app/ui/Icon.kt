@@ -57,6 +57,11 @@ enum class Icon(internal val draw: Pen.() -> Unit) {
         path(false, 12f, 19.5f, 12f, 5f)
         path(false, 5.5f, 11f, 12f, 4.5f, 18.5f, 11f)
     }),
+    PICTURE({
+        path(true, 3.5f, 5f, 20.5f, 5f, 20.5f, 19f, 3.5f, 19f)
+        path(false, 3.5f, 16f, 9f, 11f, 13f, 15f, 15.5f, 13f, 20.5f, 17f)
+        path(true, 15.5f, 8.2f, 16.8f, 9.5f, 15.5f, 10.8f, 14.2f, 9.5f)
+    }),
     STOP({ fill(RectF(6.5f, 6.5f, 17.5f, 17.5f), 2f) }),
     CLEAR({
         path(false, 6f, 6f, 18f, 18f)
