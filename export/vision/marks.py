@@ -76,11 +76,11 @@ def read_marks(directory: Path, config: dict[str, Any], vocab_size: int, use_ima
 
 
 def _settings(directory: Path) -> dict[str, Any]:
-    """The tokenizer's settings; transformers 4 has marks of its model's own in ``extra_special_tokens``."""
+    """The tokenizer's settings; marks of its model's own may lie in an object of theirs, named by the version."""
     path = directory / TOKENIZER_CONFIG
     settings = read_json(path) if path.is_file() else {}
-    extra = settings.get("extra_special_tokens")
-    return settings | extra if isinstance(extra, dict) else settings
+    own = [settings.get(key) for key in ("extra_special_tokens", "model_specific_special_tokens")]
+    return settings | {key: text for tokens in own if isinstance(tokens, dict) for key, text in tokens.items()}
 
 
 def _text(settings: dict[str, Any], key: str) -> str | None:
