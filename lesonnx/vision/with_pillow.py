@@ -5,8 +5,10 @@ Imported only where Pillow is installed.
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
@@ -20,6 +22,7 @@ Pixels = npt.NDArray[np.uint8]
 # are there only where a plugin has added them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF")
 _ORIENTATION = 0x0112
+_LOCK = threading.RLock()
 
 
 def is_image(source: object) -> TypeGuard[Image.Image]:
@@ -32,11 +35,8 @@ def decode(file: BinaryIO, name: str, max_pixels: int, admit: Callable[[int, int
     Image.init()
     formats = [each for each in FORMATS if each in Image.OPEN]
     try:
-        # Warnings are for who wrote the file or Pillow, not for who shows a picture to a model.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(file, formats=formats) as image:
-                return read(image, name, max_pixels, admit)
+        with _quiet(), Image.open(file, formats=formats) as image:
+            return read(image, name, max_pixels, admit)
     except InputError:
         raise
     except UnidentifiedImageError:
@@ -52,8 +52,7 @@ def read(image: Image.Image, name: str, max_pixels: int, admit: Callable[[int, i
     if image.width * image.height > max_pixels:
         raise _too_large(f"{name}: {image.width} x {image.height} pixels", max_pixels)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             admit(image.height, image.width)
             image.load()
             return _rgb(image, name), _orientation(image)
@@ -61,6 +60,14 @@ def read(image: Image.Image, name: str, max_pixels: int, admit: Callable[[int, i
         raise
     except Exception as error:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
         raise InputError(f"{name}: a broken picture: {_reason(error)}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings: they are for who wrote the file, or Pillow. One thread at a time, since filters are global."""
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _rgb(image: Image.Image, name: str) -> Pixels:
