@@ -80,7 +80,9 @@ from lesonnx_export.precision import Decision
 )
 @click.option("--no-vision", is_flag=True, help="Leave out the parts that take pictures in, where the model has them.")
 @click.option(
-    "--vision-bits", type=click.Choice(["32", "8", "4"]), help="Bits of those parts.  [default: as dense parts]"
+    "--vision-bits",
+    type=click.Choice(["32", "8", "4"]),
+    help="Bits of those parts.  [default: 8, or as dense parts if these are 32]",
 )
 @click.option(
     "--prefill-chunk", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens a pass, by default."

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from lesonnx.errors import InputError
+from lesonnx.errors import InputError, LesonnxError
 
 Pixels = npt.NDArray[np.uint8]
 # Those that cameras, phones, screens and the web write. Of the others some start programs, EPS for one. HEIF and HEIC
@@ -37,7 +37,7 @@ def decode(file: BinaryIO, name: str, max_pixels: int, admit: Callable[[int, int
     try:
         with _quiet(), Image.open(file, formats=formats) as image:
             return read(image, name, max_pixels, admit)
-    except InputError:
+    except LesonnxError:
         raise
     except UnidentifiedImageError:
         raise InputError(f"{name}: not a picture, expected one of {', '.join(formats)}") from None
@@ -56,7 +56,7 @@ def read(image: Image.Image, name: str, max_pixels: int, admit: Callable[[int, i
             admit(image.height, image.width)
             image.load()
             return _rgb(image, name), _orientation(image)
-    except InputError:
+    except LesonnxError:
         raise
     except Exception as error:  # noqa: BLE001  (decoders raise whatever a broken file leads them to)
         raise InputError(f"{name}: a broken picture: {_reason(error)}") from None

@@ -50,9 +50,14 @@ public struct BundleNeeds: Equatable, Sendable {
         leastExpertBytes = demands.max() ?? 0
         tokenExpertBytes = demands.reduce(0, +)
         visionBytes = manifest.vision.map {
-            VisionRecord.sessionBytes(weights: checksums.sizeBytes(of: $0.data)) + $0.workingBytes + Self.pictureBytes
+            Self.visionBytes(fileBytes: checksums.sizeBytes(of: $0.data), workingBytes: $0.workingBytes)
         } ?? 0
         allExpertBytes = shapes.reduce(0) { $0 + $1.numExperts * $1.costBytes + $1.sharedCostBytes }
+    }
+
+    /// What reading pictures takes, from sizes that are known already.
+    public static func visionBytes(fileBytes: Int, workingBytes: Int) -> Int {
+        VisionRecord.sessionBytes(weights: fileBytes) + workingBytes + pictureBytes
     }
 
     /// All but the experts. With an expert budget alone, what reading pictures takes must be free at any time; with a memory budget

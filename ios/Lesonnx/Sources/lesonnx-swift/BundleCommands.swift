@@ -20,7 +20,7 @@ enum InspectCommand {
         print("storage  \(formatBytes(needs.diskBytes))")
         print("talks    \(bundle.manifest.tokenizer?.chatFormat == nil ? "completes texts" : "chats")")
         if bundle.manifest.vision != nil {
-            print("sees     pictures; reading them takes \(formatBytes(needs.visionBytes)) more for that time")
+            print("sees     pictures; \(formatBytes(needs.visionBytes)) of that memory while they are read")
         }
         print("here     \(Fit(needs, on: .current(for: bundle.directory), isStored: true).summary)")
         if verifies {

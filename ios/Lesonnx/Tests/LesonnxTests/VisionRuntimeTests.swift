@@ -361,6 +361,29 @@ extension RuntimeTests {
     }
 }
 
+/// Pictures in files, as far as any system decodes them.
+@Suite struct PictureFileTests {
+    @Test func files() throws {
+        let folder = FileManager.default.temporaryDirectory.appending(path: "lesonnx-\(UUID().uuidString)")
+        try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+        defer { try? FileManager.default.removeItem(at: folder) }
+        let (good, bad) = (folder.appending(path: "good.ppm"), folder.appending(path: "bad.png"))
+        try Data("P6 1 2 255 abcdef".utf8).write(to: good)
+        try Data("sheep".utf8).write(to: bad)
+        let picture = try Picture(file: good)
+        #expect(picture.height == 2 && picture.width == 1 && picture.rgb == Array("abcdef".utf8))
+        for (file, why) in [(bad, ": not a "), (folder, ": not readable"), (folder.appending(path: "none"), ": not readable")] {
+            do {
+                _ = try Picture(file: file)
+                Issue.record("\(file) was taken")
+            } catch {
+                let found = "\(error)"
+                #expect(error.isInput && found.hasPrefix(file.path(percentEncoded: false) + why) && !found.contains("\n"))
+            }
+        }
+    }
+}
+
 /// Where tokens lie, without a model.
 @Suite struct PositionsTests {
     @Test func threeRows() {

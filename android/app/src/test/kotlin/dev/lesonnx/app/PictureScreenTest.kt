@@ -41,8 +41,12 @@ class PictureScreenTest : ScreenTest() {
 
     /** Presses the button and lets the picker give [data]. */
     private fun pick(data: ByteArray, name: String) {
-        val uri = Uri.parse("content://media/picker/0/com.example/media/$name")
+        val uri = Uri.parse("content://com.example.photos/$name")
         shadowOf(activity.contentResolver).registerInputStreamSupplier(uri) { data.inputStream() }
+        pick(uri)
+    }
+
+    private fun pick(uri: Uri) {
         click("Add a picture")
         val asked = shadowOf(activity).nextStartedActivityForResult
         assertEquals(MediaStore.ACTION_PICK_IMAGES, asked.intent.action)
@@ -100,6 +104,8 @@ class PictureScreenTest : ScreenTest() {
         waitFor("not a picture that Android can decode, or a broken one")
         assertTrue(models.chat.state.value.pictures.isEmpty())
         draw("chat-picture-problem")
+        pick("content://media/external/images/gone".let(Uri::parse))
+        waitFor("the picture cannot be read: Unknown URI : content://media/external/images/gone")
         val large = ByteArrayOutputStream()
         val small = BitmapFactory.decodeFile(Fixtures.wide.path)
         Bitmap.createScaledBitmap(small, 3000, 2000, true).compress(Bitmap.CompressFormat.JPEG, 80, large)

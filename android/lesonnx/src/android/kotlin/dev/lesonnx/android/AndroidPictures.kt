@@ -35,12 +35,14 @@ fun readPicture(source: ImageDecoder.Source): Picture = try {
 } catch (error: ImageDecoder.DecodeException) {
     throw InputError("not a picture that Android can decode, or a broken one", error)
 } catch (error: IOException) {
-    throw InputError("the picture cannot be read", error)
-} catch (error: SecurityException) {
-    throw InputError("the picture cannot be read: the app may not open it any more", error)
+    throw InputError("the picture cannot be read: ${reason(error)}", error)
+} catch (error: RuntimeException) { // what its provider throws, SecurityException where the app may not open it any more
+    throw InputError("the picture cannot be read: ${reason(error)}", error)
 } catch (_: OutOfMemoryError) {
     throw InputError("the picture does not fit in memory")
 }
+
+private fun reason(error: Exception) = (error.message ?: error.javaClass.simpleName).trim().split(Regex("\\s+")).joinToString(" ").take(200)
 
 private fun rgb(bitmap: Bitmap): ByteArray {
     val pixels = ByteArray(Picture.CHANNELS * bitmap.width * bitmap.height)
