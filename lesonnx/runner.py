@@ -30,6 +30,7 @@ from lesonnx.step_buffers import StepBuffers
 from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
 from lesonnx.twins import Twins, TwinWidth
+from lesonnx.vision_wiring import deepstack_name
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
@@ -302,7 +303,7 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
-        prompt.write_features(buffers.hidden[0])
+        prompt.write_features(buffers.hidden[0], buffers.deepstack)
         # Twins do not give what drafters read, and what verifies drafts should round as what follows them.
         plain = num_drafts or self._layer_reader
         width = None if plain else self.twins.for_step(num_rows, self.states)
@@ -547,5 +548,6 @@ class Runner:
             "seqlens_k": self.states.seqlens_k,
             "total_sequence_length": self.states.total_sequence_length,
         }
+        known |= {deepstack_name(level): rows[None] for level, rows in enumerate(buffers.deepstack)}
         known |= self.states.inputs(part.name)
         return {value.name: known[value.name] for value in part.inputs if value.name in known}
