@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesonnx.errors import InputError
-from lesonnx.manifest import Manifest, Vision
+from lesonnx.manifest import AnyVision, Manifest
 from lesonnx.model import Model
 from lesonnx.prompt import Prompt
 from lesonnx.vision.cutting import View
@@ -34,6 +34,8 @@ ARRAYS = (
     "logits",
     "greedy_ids",
 )
+# Beside them, of models that add to image tokens behind their first layers.
+DEEPSTACK = "deepstack_features"
 _NAME = re.compile(r"(case\d+)_\w+")
 
 
@@ -60,10 +62,11 @@ def case_names(path: Path) -> list[str]:
     return sorted(found, key=lambda name: (len(name), name))
 
 
-def read_case(path: Path, name: str, manifest: Manifest, vision: Vision) -> Case:
+def read_case(path: Path, name: str, manifest: Manifest, vision: AnyVision) -> Case:
     """One case of a ``.npz`` file; InputError in one line for what does not fit together, or not to the bundle."""
-    arrays = read_arrays(path, [f"{name}_{array}" for array in ARRAYS])
-    own = {array: arrays[f"{name}_{array}"] for array in ARRAYS}
+    names = [*ARRAYS, *([DEEPSTACK] if vision.deepstack_layers else [])]
+    arrays = read_arrays(path, [f"{name}_{array}" for array in names])
+    own = {array: arrays[f"{name}_{array}"] for array in names}
     model = manifest.model
 
     def fail(array: str, expected: str, found: object) -> InputError:
@@ -94,6 +97,8 @@ def read_case(path: Path, name: str, manifest: Manifest, vision: Vision) -> Case
         "image_features": ("f", [num_rows, model.hidden_size]),
         "logits": ("f", [len(ids), model.vocab_size]),
     }
+    if DEEPSTACK in own:
+        expected[DEEPSTACK] = ("f", [vision.deepstack_layers, num_rows, model.hidden_size])
     for array, (kinds, dimensions) in expected.items():
         if own[array].dtype.kind not in kinds or list(own[array].shape) != dimensions:
             raise fail(array, f"{'floats' if kinds == 'f' else 'integers'} {dimensions}", shape(array))
@@ -111,15 +116,20 @@ def read_case(path: Path, name: str, manifest: Manifest, vision: Vision) -> Case
         [list(islice(crops, sum(view.num_crops for view in picture))) for picture in pictures],
         prompt,
         own["position_ids"].astype(np.int64),
-        own["image_features"].astype(np.float32, copy=False),
+        np.concatenate([own["image_features"], *own.get(DEEPSTACK, ())], axis=1).astype(np.float32, copy=False),
         own["logits"].astype(np.float32, copy=False),
         greedy_ids.tolist(),
     )
 
 
-def pictures_of(token_ids: Sequence[int], target_sizes: Sequence[tuple[int, int]], vision: Vision) -> list[list[View]]:
+def pictures_of(
+    token_ids: Sequence[int], target_sizes: Sequence[tuple[int, int]], vision: AnyVision
+) -> list[list[View]]:
     """The views of a prompt's pictures, by its marks; ValueError where these are not as many as the crops."""
-    tokens, patch = vision.tokens, vision.patch_size
+    patch = vision.patch_size
+    if vision.kind == "qwen3_vl":
+        return [[View((rows * patch, columns * patch), (1, 1))] for rows, columns in target_sizes]
+    tokens = vision.tokens
     pictures: list[list[View]] = []
     left = list(target_sizes)
     # Of the picture at hand: the slices of each row so far, and how they are cut.

@@ -28,7 +28,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # Families whose configs have no model_type: by their architecture.
 UNNAMED = {"SmallThinkerForCausalLM": "smallthinker"}
 # Models that are more than a text model, by their outer model_type: the model_type that their text_config must have.
-WHOLES = {"minicpmv4_7": "qwen3_5_moe_text"}
+WHOLES = {"minicpmv4_7": "qwen3_5_moe_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
 # Keys that say nothing about the forward pass of inference.
 IGNORED = frozenset(
     {

@@ -30,6 +30,7 @@ from lesonnx_export.expert import PACK_NAME
 from lesonnx_export.pack import layer_directory
 from lesonnx_export.plan import ExportOptions, ExportPlan
 from lesonnx_export.providers import part_providers
+from lesonnx_export.vision.eyes import Eyes
 from lesonnx_export.vision.tower import VisionStore
 
 VISION_DIRECTORY = "vision"
@@ -100,8 +101,12 @@ def _parts(written: Sequence[WrittenPart], options: ExportOptions) -> list[Part]
     return [built.part.model_copy(update={"providers": part_providers(options.target)}) for built in written]
 
 
-def check_target(architecture: Decoder, options: ExportOptions) -> None:
-    """InputError where what was chosen needs an ONNX Runtime that the target does not have."""
+def check_target(architecture: Decoder, options: ExportOptions, eyes: Eyes | None = None) -> None:
+    """InputError where what was chosen needs an ONNX Runtime, or a runtime of ours, that the target does not have."""
+    if options.target != "desktop" and eyes is not None and eyes.kind != "minicpmv":
+        raise InputError(
+            f"--target {options.target}: its runtime does not read pictures of kind {eyes.kind} yet; add --no-vision"
+        )
     needed = onnxruntime_at_least(architecture, options)
     if options.target == "ios" and _numbers(needed) > _numbers(ONNXRUNTIME_ON_IOS):
         chosen = f"--kv-bits {options.kv_bits}" if options.kv_bits != 32 else "--operators native"

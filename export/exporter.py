@@ -114,7 +114,7 @@ def export_bundle(
         _check_target(bundle)
         check_directory(options, bundle, partial)
         plan = make_plan(Checkpoint(checkpoint_directory), options)
-        check_target(plan.architecture, options)
+        check_target(plan.architecture, options, plan.vision.eyes if plan.vision else None)
         check_calibration(plan, options)
         text = None if options.resolved_calibration is None else read_text(options.resolved_calibration)
         fingerprint = _fingerprint(plan, options, text)

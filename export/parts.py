@@ -46,9 +46,12 @@ def write_parts(
     plan: ExportPlan, options: ExportOptions, partial: Path, journal: Journal, progress: Progress, weights: Weights
 ) -> list[WrittenPart]:
     """Write the dense parts in order; parts that the journal holds are taken from there."""
+    deepstack_layers = plan.vision.eyes.deepstack_layers if plan.vision else 0
 
     def build(name: str, store: DenseStore) -> BuiltPart:
-        return PartBuilder(plan.architecture, weights, store, options.precision, plan.drafter).build(name)
+        return PartBuilder(plan.architecture, weights, store, options.precision, plan.drafter, deepstack_layers).build(
+            name
+        )
 
     dense = Parts("part", "dense parts", "dense", DenseStore, plan.part_names, plan.part_ends, build)
     return _write(dense, partial, journal, progress)

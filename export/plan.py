@@ -202,7 +202,9 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
         raise CheckpointError("config.json: no layer has experts; lesonnx exports Mixture-of-Experts models only")
     store = DenseStore(None)
     drafter = DSpark(options.drafter, architecture, weights) if options.drafter else None
-    builder = PartBuilder(architecture, weights, store, options.precision, drafter)
+    eyes = _eyes(architecture, checkpoint, options)
+    deepstack_layers = eyes.deepstack_layers if eyes else 0
+    builder = PartBuilder(architecture, weights, store, options.precision, drafter, deepstack_layers)
     part_ends, states = [], []
     for built in builder.build_all():
         part_ends.append(store.end_bytes)
@@ -215,7 +217,7 @@ def _rehearse(checkpoint: Checkpoint, config: Config, options: ExportOptions, we
             )
         TwinBuilder(architecture, weights, twin_store, options.precision, twins).twins()
     dense_used = {name for name in weights.used if not name.startswith(PREFIX)}
-    vision = _plan_vision(architecture, checkpoint, options, weights)
+    vision = _plan_vision(eyes, options, weights) if eyes else None
     kinds, layers = plan_experts(architecture, _precisions(architecture, options))
     for layer in layers:
         for expert_idx in layer.places:
@@ -264,20 +266,21 @@ def _a_way_out() -> Iterator[None]:
         raise CheckpointError(f"{error}; --no-vision exports the model without its eyes") from None
 
 
-def _plan_vision(
-    architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions, weights: Weights
-) -> EyesPlan | None:
-    """The model's eyes, rehearsed; None where it has none or they are left out."""
-    if not options.vision:
-        eyes = None
-    else:
+def _eyes(architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions) -> Eyes | None:
+    """The model's eyes; None where it has none or they are left out."""
+    if options.vision:
         with _a_way_out():
             eyes = architecture.eyes(checkpoint)
-    if eyes is None:
-        if options.vision_bits is not None:
-            why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
-            raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
-        return None
+    else:
+        eyes = None
+    if eyes is None and options.vision_bits is not None:
+        why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
+        raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
+    return eyes
+
+
+def _plan_vision(eyes: Eyes, options: ExportOptions, weights: Weights) -> EyesPlan:
+    """Eyes, rehearsed."""
     precision = options.vision_precision
     store, ends = VisionStore(None), []
     with _a_way_out():

@@ -13,6 +13,7 @@ import onnx
 
 from lesonnx.drafter_wiring import ROLES
 from lesonnx.manifest import Part, State
+from lesonnx.vision_wiring import deepstack_name
 from lesonnx_export.architectures.base import Decoder, Routing
 from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
@@ -44,12 +45,15 @@ class PartBuilder:
         store: DenseStore,
         precision: Precision,
         drafter: DSpark | None = None,
+        deepstack_layers: int = 0,
     ) -> None:
         self.architecture = architecture
         self.weights = weights
         self.store = store
         self.precision = precision
         self.drafter = drafter
+        # Behind so many of the first layers, what a picture's image tokens have more is added.
+        self.deepstack_layers = deepstack_layers
 
     @property
     def names(self) -> list[str]:
@@ -177,9 +181,11 @@ class PartBuilder:
         return residual
 
     def _layer_output(self, graph: Graph, residual: str, layer_idx: int) -> str:
+        shape: list[int | str] = [1, "T", self.architecture.hidden_size]
+        if layer_idx < self.deepstack_layers:
+            residual = graph.op("Add", residual, graph.input(deepstack_name(layer_idx), "float32", shape))
         if not self.gives_layer_outputs:
             return residual
-        shape: list[int | str] = [1, "T", self.architecture.hidden_size]
         return graph.output(residual, f"layer_output_{layer_idx}", "float32", shape)
 
     def _combine(self, step: Step, layer_idx: int, expert_out: str | None = None) -> str:

@@ -37,6 +37,19 @@ SHAPES: dict[str, dict[str, Any]] = {
             "image_size": 980, "patch_size": 14,
         },
     },
+    "qwen3-vl-30b-a3b": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 262144,
+            "rope_theta": 5000000.0, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        },
+        "vision_config": {
+            "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 2048,
+            "patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24],
+        },
+        "tie_word_embeddings": False,
+    },
     "qwen3-next-80b-a3b": {
         "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
         "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144,

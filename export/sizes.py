@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lesonnx.errors import CheckpointError, InputError
 from lesonnx.memory import format_bytes
-from lesonnx.vision.cutting import views
+from lesonnx.vision.rules import views, working_bytes
 from lesonnx_export.checkpoint import Weights, read_json
 from lesonnx_export.config import Config
 from lesonnx_export.contract import VISION_DATA
@@ -41,11 +41,16 @@ PICTURE_BYTES = 3 * math.prod(TYPICAL_PICTURES[-1])
 
 @dataclass(frozen=True)
 class VisionSizes:
-    """What eyes take: their weights, and while pictures are read ``working_bytes`` more. Tokens by width x height."""
+    """What eyes take: their weights, and while pictures are read ``working_bytes`` more. Tokens by width x height.
+
+    Where a picture is seen in as many pixels as it has, that is for the smallest typical one; ``photo_working_bytes``
+    is for the photo.
+    """
 
     num_parameters: int
     weights_bytes: int
     working_bytes: int
+    photo_working_bytes: int
     image_tokens: dict[str, int]
 
     @property
@@ -128,11 +133,10 @@ def _vision_sizes(eyes: Eyes | None, weights: Weights, options: ExportOptions) -
     store = VisionStore(None)
     parts = [eyes.build(name, weights, store, options.vision_precision).part for name in eyes.names]
     record = eyes.record(parts, VISION_DATA)
-    tokens = {
-        f"{width}x{height}": sum(view.num_tokens(record) for view in views(height, width, record))
-        for height, width in TYPICAL_PICTURES
-    }
-    return VisionSizes(record.num_parameters, store.end_bytes, record.working_bytes, tokens)
+    seen = {f"{width}x{height}": views(height, width, record) for height, width in TYPICAL_PICTURES}
+    tokens = {size: sum(view.num_tokens(record) for view in cut) for size, cut in seen.items()}
+    working = [max(working_bytes(view, record) for view in cut) for cut in seen.values()]
+    return VisionSizes(record.num_parameters, store.end_bytes, working[0], working[-1], tokens)
 
 
 def read_shape(shape: str) -> tuple[dict[str, Any], Path | None]:
@@ -226,9 +230,11 @@ def _dense(sizes: Sizes) -> str:
 
 def _vision_rows(vision: VisionSizes) -> dict[str, str]:
     tokens = ", ".join(f"{size} {count}" for size, count in vision.image_tokens.items())
+    more = vision.photo_working_bytes
     return {
         "pictures": f"{format_bytes(vision.seeing_bytes)} while one is read: {vision.num_parameters / 1e6:,.0f} M"
         f" parameters in {format_bytes(vision.weights_bytes)}, {format_bytes(vision.working_bytes)} to work in,"
-        f" {format_bytes(PICTURE_BYTES)} for a photo; experts give way for that",
+        f" {format_bytes(PICTURE_BYTES)} for a photo; experts give way for that"
+        + ("" if more == vision.working_bytes else f". To work in a photo of 12 megapixels, {format_bytes(more)}"),
         "image tokens": tokens,
     }

@@ -24,7 +24,7 @@ class History:
         self._image_rows: dict[int, ImageRow] = {}
 
     def positions(self, prompt: Prompt) -> NDArray[np.int64]:
-        """The positions [R,L] of what runs next: its own, or those that come next. ValueError where they do not fit."""
+        """Positions [R,L] of what runs next: its own, or [1,L] alike in all rows. ValueError where they do not fit."""
         if prompt.position_ids is None:
             return self._positions.next(len(prompt))
         expected = (self._positions.num_rows, len(prompt))
@@ -33,7 +33,7 @@ class History:
         return prompt.position_ids
 
     def append(self, prompt: Prompt, positions: NDArray[np.int64]) -> None:
-        """These tokens have run, with positions [R,L]."""
+        """These tokens have run, with the positions that `positions` gave."""
         first = len(self.token_ids)
         self._image_rows |= {first + place: row for place, row in prompt.image_rows.items()}
         self.token_ids += prompt.token_ids

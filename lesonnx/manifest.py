@@ -378,6 +378,11 @@ class VisionTexts(Strict):
     id_end: str | None = None
     separator: str | None = None
 
+    @property
+    def picture(self) -> str:
+        """What a prompt, or a message of a chat, has for a picture."""
+        return self.placeholder
+
 
 class Vision(Strict):
     """How pictures come in: what prepares and reads them, and how they are cut, marked and placed; docs/bundle.md.
@@ -399,9 +404,59 @@ class Vision(Strict):
     num_parameters: Count
     working_bytes: Count
 
+    @property
+    def deepstack_layers(self) -> int:
+        """Features take the place of embeddings alone."""
+        return 0
+
     def part(self, role: VisionRole) -> Part:
         """The part of a role."""
         return next(part for part in self.parts if part.role == role)
+
+
+class Qwen3VLTokens(Strict):
+    """Token ids by which positions are given: the marks around a picture count as text."""
+
+    image: Offset
+
+
+class Qwen3VLTexts(Strict):
+    """The text that stands for pictures in a prompt: ``placeholder`` becomes one placeholder an image token.
+
+    ``picture`` is what a message of a chat has for a picture, marks around a placeholder; ``separator`` as everywhere.
+    """
+
+    placeholder: Annotated[str, Field(min_length=1)]
+    picture: Annotated[str, Field(min_length=1)]
+    separator: str | None = None
+
+
+class Qwen3VLVision(Strict):
+    """As `Vision`, of Qwen3-VL: a picture is seen whole, in as many pixels as it has.
+
+    Between ``min_pixels`` and ``max_pixels``, that is. Beside features that take the place of embeddings the tower
+    gives some that are added behind each of the first ``deepstack_layers`` layers.
+    """
+
+    kind: Literal["qwen3_vl"]
+    parts: list[Part]
+    data: BundlePath
+    patch_size: Size
+    token_patches: Size
+    min_pixels: Size
+    max_pixels: Size
+    deepstack_layers: Count
+    tokens: Qwen3VLTokens
+    texts: Qwen3VLTexts
+    num_parameters: Count
+    working_bytes: Count
+
+    def part(self, role: VisionRole) -> Part:
+        """The part of a role."""
+        return next(part for part in self.parts if part.role == role)
+
+
+AnyVision = Annotated[Vision | Qwen3VLVision, Field(discriminator="kind")]
 
 
 class ModelFacts(Strict):
@@ -535,7 +590,7 @@ class Manifest(Strict):
     tokenizer: TokenizerFiles | None = None
     twins: Twins | None = None
     drafter: Drafter | None = None
-    vision: Vision | None = None
+    vision: AnyVision | None = None
     skipped_tensors: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
@@ -592,6 +647,11 @@ class Manifest(Strict):
         return 3 if any(v.name == "position_ids" and len(v.shape) == 3 for p in self.parts for v in p.inputs) else 1
 
     @property
+    def deepstack_layers(self) -> int:
+        """Behind how many of the first layers something is added to image tokens."""
+        return self.vision.deepstack_layers if self.vision else 0
+
+    @property
     def residual_size(self) -> int:
         """The values of a token in what segments hand on as ``residual``: the hidden size, in Gemma 4 twice that."""
         return next(int(v.shape[-1]) for part in self.parts for v in part.outputs if v.name == "residual_out")
@@ -617,7 +677,10 @@ def parse_manifest(text: str, source: str = "manifest.json") -> Manifest:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"]) or "document"
+        loc = first["loc"]
+        # Behind a record of which there are several kinds comes the kind, which is no field.
+        loc = loc[:1] + loc[2:] if loc[:1] == ("vision",) else loc
+        where = ".".join(map(str, loc)) or "document"
         raise BundleError(f"{source}: {where}: {first['msg']}") from None
 
 

@@ -33,8 +33,8 @@ from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 from lesonnx.twins import Twins
 from lesonnx.vision.album import KEPT_BYTES, Album, Shown
-from lesonnx.vision.placeholders import expand
 from lesonnx.vision.prompts import expand_ids, place, split_messages, with_placeholders
+from lesonnx.vision.rules import expand
 
 # Schedule -> what it sets, and how many threads read.
 SCHEDULES: dict[str, tuple[SchedulerConfig, int]] = {

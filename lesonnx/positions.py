@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-# Room is made for this many tokens at a time.
+# Room is made for this many tokens more than are there, or for twice as many.
 _GROWTH_TOKENS = 512
 
 
@@ -27,21 +27,26 @@ class Positions:
         return len(self._rows)
 
     def next(self, num_tokens: int) -> NDArray[np.int64]:
-        """Positions [R,n] of so many tokens of text, or generated ones, after the sequence."""
+        """Positions [1,n], alike in all rows, of so many tokens of text, or generated ones, after the sequence."""
         first = int(self._greatest[self.num_tokens - 1]) + 1 if self.num_tokens else 0
-        return np.broadcast_to(np.arange(first, first + num_tokens), (self.num_rows, num_tokens))
+        return np.arange(first, first + num_tokens)[None]
 
     def append(self, positions: NDArray[np.int64]) -> None:
-        """Tokens with positions [R,n] have run."""
+        """Tokens have run with positions [R,n], or [1,n] as `next` gives them."""
         first, total = self.num_tokens, self.num_tokens + positions.shape[1]
         if total > len(self._greatest):
-            more = total + _GROWTH_TOKENS - len(self._greatest)
+            more = max(total + _GROWTH_TOKENS, 2 * len(self._greatest)) - len(self._greatest)
             self._rows = np.pad(self._rows, ((0, 0), (0, more)))
             self._greatest = np.pad(self._greatest, (0, more))
         self._rows[:, first:total] = positions
-        self._greatest[first:total] = np.maximum.accumulate(positions.max(axis=0))
-        if first:
-            np.maximum(self._greatest[first:total], self._greatest[first - 1], out=self._greatest[first:total])
+        greatest = self._greatest[first:total]
+        if len(positions) == 1:
+            # Text goes up from the greatest of all.
+            greatest[...] = positions[0]
+        else:
+            np.maximum.accumulate(positions.max(axis=0), out=greatest)
+            if first:
+                np.maximum(greatest, self._greatest[first - 1], out=greatest)
         self.num_tokens = total
 
     def rewind(self, num_tokens: int) -> None:
@@ -51,7 +56,7 @@ class Positions:
     def common(self, positions: NDArray[np.int64] | None, num_tokens: int) -> int:
         """How many of the first ``num_tokens`` tokens have the positions [R,L]; None: those of text from 0 on."""
         if positions is None:
-            positions = np.broadcast_to(np.arange(num_tokens), (self.num_rows, num_tokens))
+            positions = np.arange(num_tokens)[None]
         count = min(num_tokens, self.num_tokens)
         differ = (self._rows[:, :count] != positions[:, :count]).any(axis=0)
         return int(differ.argmax()) if differ.any() else count

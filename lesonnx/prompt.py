@@ -28,7 +28,8 @@ class Prompt:
 
     ``position_ids`` int64 [3,L] are time, height and width; None for text, which counts on from the sequence before it.
     ``image_rows`` says of each image token, by its place from 0, what it stands for; other tokens are not in it.
-    ``features`` are float32 [I,H] by a picture's key: of the pictures that were read so far.
+    ``features`` are float32 [I,H] by a picture's key: of the pictures that were read so far; [I,(1+D)*H] where more of
+    them is added behind each of the first D layers.
     """
 
     token_ids: Sequence[int]
@@ -59,7 +60,16 @@ class Prompt:
         """The same prompt, with these pictures read."""
         return replace(self, features=features)
 
-    def write_features(self, hidden: NDArray[np.float32]) -> None:
-        """Put features over the rows of ``hidden`` [L,H] of image tokens; KeyError for a picture that was not read."""
+    def write_features(self, hidden: NDArray[np.float32], deepstack: NDArray[np.float32] | None = None) -> None:
+        """Put features over the rows of ``hidden`` [L,H] of image tokens, and into those of ``deepstack`` [D,L,H].
+
+        All other rows of ``deepstack``, where there is one, become zero. KeyError for a picture that was not read.
+        """
+        size = hidden.shape[1]
+        if deepstack is not None:
+            deepstack[...] = 0
         for place, (key, row) in self.image_rows.items():
-            hidden[place] = self.features[key][row]
+            features = self.features[key][row]
+            hidden[place] = features[:size]
+            if deepstack is not None:
+                deepstack[:, place] = features[size:].reshape(-1, size)

@@ -30,6 +30,7 @@ from lesonnx.step_buffers import StepBuffers
 from lesonnx.step_states import REWINDABLE_TOKENS
 from lesonnx.timeline import DENSE
 from lesonnx.twins import Twins, TwinWidth
+from lesonnx.vision_wiring import deepstack_name
 
 Logits = NDArray[np.float32]
 # What ONNX Runtime and Python take beside what is counted here.
@@ -302,7 +303,7 @@ class Runner:
         telemetry = self.loader.telemetry
         step_began = began = time.perf_counter()
         self._run(buffers, "embed")
-        prompt.write_features(buffers.hidden[0])
+        prompt.write_features(buffers.hidden[0], buffers.deepstack)
         # Twins do not give what drafters read, and what verifies drafts should round as what follows them.
         plain = num_drafts or self._layer_reader
         width = None if plain else self.twins.for_step(num_rows, self.states)
@@ -352,7 +353,7 @@ class Runner:
         self._bind_draft_head(buffers)
 
     def _fill(self, buffers: StepBuffers, prompt: Prompt) -> NDArray[np.int64]:
-        """Put ids and positions where parts read them; gives the positions [R,T]."""
+        """Put ids and positions where parts read them; gives the positions, as `History` has them."""
         ids = np.asarray(prompt.token_ids, np.int64)
         vocab_size = self.bundle.manifest.model.vocab_size
         if ids.min() < 0 or ids.max() >= vocab_size:
@@ -361,7 +362,7 @@ class Runner:
             )
         buffers.input_ids[0] = ids
         positions = self.history.positions(prompt)
-        buffers.position_ids[...] = positions.reshape(buffers.position_ids.shape)
+        buffers.position_ids[...] = positions if buffers.position_ids.ndim == 2 else positions[:, None]
         return positions
 
     def _work(self, buffers: StepBuffers, place: int) -> LayerWork:
@@ -547,5 +548,6 @@ class Runner:
             "seqlens_k": self.states.seqlens_k,
             "total_sequence_length": self.states.total_sequence_length,
         }
+        known |= {deepstack_name(level): rows[None] for level, rows in enumerate(buffers.deepstack)}
         known |= self.states.inputs(part.name)
         return {value.name: known[value.name] for value in part.inputs if value.name in known}

@@ -38,6 +38,8 @@ class StepBuffers:
         self._position_shape = (1,) if bundle.manifest.position_rows == 1 else (bundle.manifest.position_rows, 1)
         self.position_ids = ort.empty_aligned((*self._position_shape, num_rows), np.int64)
         self.hidden = ort.empty_aligned((1, num_rows, hidden), np.float32)
+        # What is added behind the first layers, zeros but for image tokens.
+        self.deepstack = ort.empty_aligned((bundle.manifest.deepstack_layers, num_rows, hidden), np.float32)
         self.streams = [
             Stream(
                 ort.empty_aligned((1, num_rows, bundle.manifest.residual_size), np.float32),
@@ -82,6 +84,7 @@ class StepBuffers:
             Stream(one.residual[:, :num_rows], one.topk_weights[:num_rows], one.shared_weights[:num_rows])
             for one in self.streams
         ]
+        narrow.deepstack = self.deepstack[:, :num_rows]
         narrow.layer_outputs = self.layer_outputs[:, :num_rows]
         narrow.draft_logits = self.draft_logits[:num_rows]
         narrow.bindings, narrow.heads, narrow.twins = {}, {}, {}
@@ -99,5 +102,6 @@ class StepBuffers:
         """What the arrays of a step of that many rows take, without what ONNX Runtime needs inside a part."""
         model = bundle.manifest.model
         row = 3 * bundle.manifest.residual_size + model.hidden_size * (3 + model.num_experts_per_tok)
+        row += bundle.manifest.deepstack_layers * model.hidden_size
         row += model.num_experts + 6 * model.num_experts_per_tok + 2 * num_layers_read * model.hidden_size
         return num_rows * row * 4

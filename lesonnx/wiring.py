@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from lesonnx.vision_wiring import deepstack_name
+
 if TYPE_CHECKING:
     from lesonnx.manifest import Manifest, Part, Replay, State, Value
 
@@ -124,6 +126,7 @@ def _known_values(manifest: Manifest) -> dict[str, tuple[str, list[int | str]]]:
     residual = _residual(manifest)
     weights: list[int | str] = ["T", slots]
     return {
+        **{deepstack_name(layer_idx): ("float32", [1, "T", hidden]) for layer_idx in range(manifest.deepstack_layers)},
         "input_ids": ("int64", [1, "T"]),
         "position_ids": ("int64", [1, "T"] if manifest.position_rows == 1 else [3, 1, "T"]),
         "seqlens_k": ("int32", [1]),

@@ -125,6 +125,9 @@ def test_rows_in_mixed_precision_are_held_to_each_other(
     mixed = ("--mixed", mixed_sample(bundle_of))
     done = lesonnx(*arguments, *mixed, "--rows", "mixed,lookahead,mixed", "--json")
     assert [row["is_mixed"] for row in json.loads(done.out)["rows"]] == [True, False, True, True]
+    # Every row adds one: what the table has behind mixed precision keeps it, what comes before does not.
+    done = lesonnx(*arguments, *mixed, "--rows", "governed,mixed,lookahead,ngram", "--json")
+    assert [row["is_mixed"] for row in json.loads(done.out)["rows"]] == [False, True, False, True, False]
     assert "+ mixed precision" in lesonnx(*arguments, *mixed, "--rows", "lookahead,mixed").out
     refused = lesonnx(*arguments, "--rows", "mixed")
     assert (refused.code, refused.error) == (2, "error: --rows 'mixed' needs a bundle: --mixed")

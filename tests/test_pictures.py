@@ -6,6 +6,7 @@ import io
 import os
 import random
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -152,7 +153,8 @@ def test_greys_of_16_bits_are_scaled() -> None:
     grey = values[::16].reshape(64, 64).copy()
     expected = np.repeat(with_pillow.scaled(grey)[..., None], 3, 2)
     sixteen = Image.fromarray(grey)
-    for image in (sixteen, Image.fromarray(grey.astype(np.int32))):
+    big_endian = Image.frombytes("I;16B", (64, 64), grey.astype(">u2").tobytes())
+    for image in (sixteen, big_endian, Image.fromarray(grey.astype(np.int32))):
         np.testing.assert_array_equal(open_picture(image).pixels, expected)
     by_hand = b"P5 64 64 65535\n" + grey.astype(">u2").tobytes()
     np.testing.assert_array_equal(open_picture(by_hand).pixels, expected)
@@ -195,6 +197,7 @@ def test_what_is_no_picture_is_one_line(tmp_path: Path) -> None:
         (RGB[..., 0], r"uint8 \[Y, X, 3\], found uint8 \[37, 53\]$"),
         (RGB.astype(np.float32), "found float32"),
         (RGB[:0], "at least one pixel, found 53 x 0$"),
+        (Image.new("RGB", (0, 5)), "^the Pillow image: .* at least one pixel, found 0 x 5$"),
         (7, "found int$"),
         (None, "found NoneType$"),
     ):
@@ -321,6 +324,19 @@ def test_what_is_not_read_without_pillow_is_one_line(without: None) -> None:
         with pytest.raises(InputError, match=message) as caught:
             open_picture(data)
         assert "\n" not in str(caught.value)
+
+
+def test_without_a_process_that_decodes(without: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = encoded(IMAGE, "PNG")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(InputError, match=r"no process could be started .*: No such file or directory; .*\[vision\]"):
+        open_picture(data)
+    refuses = tmp_path / "refuses"
+    refuses.write_text("#!/bin/sh\nexit 3\n")
+    refuses.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(refuses))
+    with pytest.raises(InputError, match=r"cannot be imported; .*\[vision\]"):
+        open_picture(data)
 
 
 def test_headers_of_broken_files_never_fail() -> None:

@@ -132,6 +132,10 @@ def _vision(bundle: Bundle) -> VisionSpec | None:
     vision = bundle.manifest.vision
     if vision is None:
         return None
+    if vision.kind != "minicpmv":
+        raise BundleError(
+            f"{bundle.directory}: pictures of kind {vision.kind} are not read by apps yet; export with --no-vision"
+        )
     max_slices = vision.max_slice_nums if vision.max_slice_nums > 1 else 0
     return VisionSpec(
         max_slices=max_slices,

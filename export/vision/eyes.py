@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from lesonnx.manifest import Part, Vision
+from lesonnx.manifest import AnyVision, Part
 from lesonnx_export.blocks import Precision
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.graph import DenseStore
@@ -17,6 +17,10 @@ from lesonnx_export.segments import BuiltPart
 
 class Eyes(Protocol):
     """A family's eyes, read and checked whole. Immutable."""
+
+    @property
+    def kind(self) -> str:
+        """That of their record."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -30,8 +34,12 @@ class Eyes(Protocol):
     def names(self) -> Sequence[str]:
         """Their parts, in the order in which they are built into one store."""
 
+    @property
+    def deepstack_layers(self) -> int:
+        """Behind how many of the decoder's first layers their tower has something to add."""
+
     def build(self, name: str, weights: Weights, store: DenseStore, precision: Precision) -> BuiltPart:
         """The part of that name."""
 
-    def record(self, parts: list[Part], data: str) -> Vision:
+    def record(self, parts: list[Part], data: str) -> AnyVision:
         """The manifest's record of the parts that were built; ``data`` is the file of their weights."""

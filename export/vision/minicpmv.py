@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from lesonnx.chat import ChatTemplate
-from lesonnx.errors import BundleError
 from lesonnx.manifest import Part, Vision, VisionTexts, VisionTokens
 from lesonnx.vision.cutting import max_crop_tokens
 from lesonnx_export.blocks import Precision
@@ -20,7 +18,7 @@ from lesonnx_export.vision import tower as tower_part
 from lesonnx_export.vision.marks import read_marks
 from lesonnx_export.vision.prepare import build_prepare
 from lesonnx_export.vision.processor import PREPROCESSOR, PROCESSOR, Processor, Settings, read_processor
-from lesonnx_export.vision.separator import find_separator
+from lesonnx_export.vision.separator import separator_of
 from lesonnx_export.vision.vision_config import TowerConfig
 
 WINDOW_MERGER = r"model\.vision_tower\.vit_merger\..*"
@@ -36,6 +34,8 @@ class MiniCPMVEyes:
     texts: VisionTexts
     notes: Sequence[str] = ()
     names: Sequence[str] = ("vision_prepare", "vision_tower")
+    kind: Literal["minicpmv"] = "minicpmv"
+    deepstack_layers: int = 0
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, hidden_size: int, vocab_size: int) -> MiniCPMVEyes:
@@ -43,7 +43,7 @@ class MiniCPMVEyes:
         tower = TowerConfig.read(checkpoint.config, hidden_size)
         processor = read_processor(checkpoint.directory, tower)
         marks = read_marks(checkpoint.directory, checkpoint.config, vocab_size, processor.use_image_id)
-        separator, note = _separator(checkpoint, marks.texts.placeholder)
+        separator, note = separator_of(checkpoint.directory, marks.texts.placeholder)
         texts = marks.texts.model_copy(update={"separator": separator})
         return cls(tower, processor, marks.tokens, texts, [note] if note else [])
 
@@ -70,7 +70,7 @@ class MiniCPMVEyes:
 
     def record(self, parts: list[Part], data: str) -> Vision:
         record = Vision(
-            kind="minicpmv",
+            kind=self.kind,
             parts=parts,
             data=data,
             patch_size=self.tower.patch_size,
@@ -84,12 +84,3 @@ class MiniCPMVEyes:
         )
         num_patches = max_crop_tokens(record) * record.token_patches**2
         return record.model_copy(update={"working_bytes": tower_part.working_bytes(self.tower, num_patches)})
-
-
-def _separator(checkpoint: Checkpoint, placeholder: str) -> tuple[str | None, str | None]:
-    """The separator of the checkpoint's chat template, or None and why; None alone where there is no template."""
-    try:
-        template = ChatTemplate.load(checkpoint.directory)
-    except BundleError as error:
-        return None, f"separator is left out: {error}"
-    return (None, None) if template is None else find_separator(template, placeholder)

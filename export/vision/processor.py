@@ -1,13 +1,15 @@
 """How a checkpoint's image processor treats pictures, read from its files and held against what the graphs compute.
 
-It knows transformers' ``MiniCPMV4_6ImageProcessor``; it reads no picture.
+It knows the keys that transformers' processors share and those of ``MiniCPMV4_6ImageProcessor``; it reads no picture.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lesonnx.errors import CheckpointError
@@ -65,8 +67,8 @@ class Settings:
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, directory: Path) -> Settings:
-        """Those of a checkpoint directory; CheckpointError where it has none."""
+    def of(cls, directory: Path, defaults: Mapping[str, Any] = MappingProxyType(DEFAULTS)) -> Settings:
+        """Those of a checkpoint directory; CheckpointError where it has none. ``defaults`` are for keys left out."""
         outer = read_json(directory / PROCESSOR) if (directory / PROCESSOR).is_file() else {}
         inner = outer.get("image_processor")
         source = PROCESSOR
@@ -82,7 +84,7 @@ class Settings:
         # The processor around it may say otherwise than the image processor of this one thing.
         if outer.get("use_image_id") is not None:
             inner = inner | {"use_image_id": outer["use_image_id"]}
-        return cls(source, DEFAULTS | {key: value for key, value in inner.items() if value is not None})
+        return cls(source, {**defaults, **{key: value for key, value in inner.items() if value is not None}})
 
     @classmethod
     def usual(cls, tower: TowerConfig) -> Settings:
@@ -92,54 +94,63 @@ class Settings:
 
     def processor(self, tower: TowerConfig) -> Processor:
         """What they mean for a tower; CheckpointError for what it cannot be given."""
-        name = self.values.get("image_processor_type")
-        if name is not None and not (isinstance(name, str) and TYPES.fullmatch(name)):
-            raise self._wrong("image_processor_type", "a MiniCPMV4_6ImageProcessor")
-        for key in ("do_resize", "do_rescale", "do_normalize"):
-            if self.values[key] is not True:
-                raise self._wrong(key, "true")
-        if self.values["resample"] != BICUBIC or isinstance(self.values["resample"], bool):
-            raise self._wrong("resample", f"{BICUBIC} (bicubic)")
+        pixels = self.pixels(TYPES, "a MiniCPMV4_6ImageProcessor")
         for key in ("patch_size", "downsample_mode"):
-            expected = Settings.usual(tower).values[key]
-            if self.values[key] != expected:
-                raise self._wrong(key, f"{expected!r} as in config.json")
+            self.require(key, Settings.usual(tower).values[key])
         slices = self._count("max_slice_nums")
         return Processor(
-            pixels=Pixels(
-                self._number("rescale_factor"), self._triple("image_mean"), self._triple("image_std", positive=True)
-            ),
+            pixels=pixels,
             scale_resolution=self._count("scale_resolution"),
             max_slice_nums=slices if self._flag("slice_mode") else 1,
             use_image_id=self._flag("use_image_id"),
         )
 
-    def _wrong(self, key: str, expected: str) -> CheckpointError:
+    def pixels(self, types: re.Pattern[str], expected: str) -> Pixels:
+        """How it scales pixels; CheckpointError unless it is of such a type, and resizes as `vision_prepare` does."""
+        name = self.values.get("image_processor_type")
+        if name is not None and not (isinstance(name, str) and types.fullmatch(name)):
+            raise self.wrong("image_processor_type", expected)
+        for key in ("do_resize", "do_rescale", "do_normalize"):
+            if self.values[key] is not True:
+                raise self.wrong(key, "true")
+        if self.values["resample"] != BICUBIC or isinstance(self.values["resample"], bool):
+            raise self.wrong("resample", f"{BICUBIC} (bicubic)")
+        return Pixels(
+            self._number("rescale_factor"), self._triple("image_mean"), self._triple("image_std", positive=True)
+        )
+
+    def require(self, key: str, expected: object) -> None:
+        """CheckpointError for a setting that is not the tower's."""
+        if self.values[key] != expected:
+            raise self.wrong(key, f"{expected!r} as in config.json")
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """What to raise for a setting."""
         found = f"{self.values[key]!r:.100}"
         return CheckpointError(f"{self.source}: {key} is {found}, expected {expected}")
 
     def _flag(self, key: str) -> bool:
         value = self.values[key]
         if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
+            raise self.wrong(key, "true or false")
         return value
 
     def _count(self, key: str) -> int:
         value, most = self.values[key], LARGEST[key]
         if type(value) is not int or not 1 <= value <= most:
-            raise self._wrong(key, f"a whole number from 1 to {most}")
+            raise self.wrong(key, f"a whole number from 1 to {most}")
         return value
 
     def _number(self, key: str) -> float:
         if not _is_number(self.values[key], positive=True):
-            raise self._wrong(key, "a positive number")
+            raise self.wrong(key, "a positive number")
         return float(self.values[key])
 
     def _triple(self, key: str, positive: bool = False) -> tuple[float, float, float]:
         values = self.values[key]
         is_list = isinstance(values, list) and len(values) == 3
         if not is_list or not all(_is_number(value, positive) for value in values):
-            raise self._wrong(key, f"three {'positive ' if positive else ''}numbers")
+            raise self.wrong(key, f"three {'positive ' if positive else ''}numbers")
         red, green, blue = map(float, values)
         return red, green, blue
 

@@ -6,6 +6,7 @@ It knows templates of transformers' message contents, but no tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lesonnx.chat import ChatTemplate
@@ -20,6 +21,15 @@ MAX_CHARS = 1000
 
 class _NoSeparator(Exception):
     """Why there is none, in a few words."""
+
+
+def separator_of(directory: Path, placeholder: str) -> tuple[str | None, str | None]:
+    """`find_separator` of the chat template in a checkpoint directory; None alone where there is none."""
+    try:
+        template = ChatTemplate.load(directory)
+    except BundleError as error:
+        return None, f"separator is left out: {error}"
+    return (None, None) if template is None else find_separator(template, placeholder)
 
 
 def find_separator(template: ChatTemplate, placeholder: str) -> tuple[str | None, str | None]:

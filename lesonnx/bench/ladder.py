@@ -87,7 +87,9 @@ AGAIN = "again, for drift: "
 @click.option("--prompt", help="The text to go on from, where the bundle has a tokenizer.")
 @click.option("--routing", type=BUNDLE, help="Take required experts from this routing trace (random weights).")
 @click.option("--recall", type=click.FloatRange(0, 1), default=0.886, show_default=True, help="Of its predictions.")
-@click.option("--mixed", type=BUNDLE, help="The same model in mixed precision: the row after the lookahead.")
+@click.option(
+    "--mixed", type=BUNDLE, help="The same model in mixed precision: the row after the lookahead, and those behind it."
+)
 @click.option(
     "--acceptance", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Of drafts, with --routing."
 )
@@ -178,14 +180,23 @@ def ladder(
 def chosen(names: str | None, has_mixed: bool = False) -> list[Technique]:
     """The techniques of ``--rows``; the same one may stand there several times (A, B, A). All without it."""
     if names is None:
-        return [technique for technique in TECHNIQUES if has_mixed or not technique.is_mixed]
+        return keep_mixed([technique for technique in TECHNIQUES if has_mixed or not technique.is_mixed])
     wanted = [name.strip() for name in names.split(",")]
     for name in wanted:
         if name not in BY_NAME:
             raise InputError(f"--rows {name!r} is not one of {', '.join(BY_NAME)}")
         if BY_NAME[name].is_mixed and not has_mixed:
             raise InputError(f"--rows {name!r} needs a bundle: --mixed")
-    return [BY_NAME[name] for name in wanted]
+    return keep_mixed([BY_NAME[name] for name in wanted])
+
+
+def keep_mixed(techniques: Sequence[Technique]) -> list[Technique]:
+    """Every row adds one: those that the table has behind mixed precision keep it, where it comes before them."""
+    kept, is_mixed = [], False
+    for technique in techniques:
+        is_mixed = is_mixed or technique.is_mixed
+        kept.append(replace(technique, is_mixed=True) if is_mixed and technique.governor else technique)
+    return kept
 
 
 def check_same_model(bundle: Bundle, mixed: Bundle) -> None:

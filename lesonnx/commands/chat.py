@@ -78,10 +78,10 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
                 pictures = []
                 continue
             print()
-            print(summary(model, generation.report), file=sys.stderr)
             if not generation.report.token_ids:
-                # Stopped while pictures were read: they wait for the next question.
+                print("note: stopped while pictures were read; they wait for the next question", file=sys.stderr)
                 continue
+            print(summary(model, generation.report), file=sys.stderr)
             messages, pictures = [*asked, {"role": "assistant", "content": answer}], []
 
 

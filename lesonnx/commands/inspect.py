@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
-from lesonnx.manifest import Calibration, Drafter, Manifest, TokenizerFiles
+from lesonnx.manifest import AnyVision, Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.providers import CPU
 from lesonnx.step_states import StepStates
@@ -215,10 +215,16 @@ def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
         "num_parameters": vision.num_parameters,
         "bytes": vision_bytes(bundle),
         "working_bytes": vision.working_bytes,
-        "scale_resolution": vision.scale_resolution,
-        "max_slice_nums": vision.max_slice_nums,
         "separator": vision.texts.separator,
+        **_seen_at(vision),
     }
+
+
+def _seen_at(vision: AnyVision) -> dict[str, int]:
+    """What says in how many pixels a picture is seen."""
+    if vision.kind == "qwen3_vl":
+        return {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
+    return {"scale_resolution": vision.scale_resolution, "max_slice_nums": vision.max_slice_nums}
 
 
 def vision_bytes(bundle: Bundle) -> int:
@@ -328,11 +334,14 @@ def _vision(bundle: Bundle) -> str:
     facts = vision_facts(bundle)
     if facts is None:
         return "not taken"
-    side, most = facts["scale_resolution"], facts["max_slice_nums"]
-    slices = "unsliced" if most == 1 else f"in up to {most} slices"
+    if "max_pixels" in facts:
+        seen = f"in {facts['min_pixels']:,} to {facts['max_pixels']:,} pixels"
+    else:
+        side, most = facts["scale_resolution"], facts["max_slice_nums"]
+        seen = f"at about {side}x{side}, {'unsliced' if most == 1 else f'in up to {most} slices'}"
     return (
         f"{facts['kind']}, {_count(facts['num_parameters'])} parameters in {format_bytes(facts['bytes'])};"
-        f" seen at about {side}x{side}, {slices}; {format_bytes(facts['working_bytes'])} to work in while one is read"
+        f" seen {seen}; {format_bytes(facts['working_bytes'])} to work in while one is read"
     )
 
 

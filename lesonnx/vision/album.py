@@ -5,6 +5,7 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import ExitStack
@@ -18,9 +19,11 @@ from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
-from lesonnx.vision.cutting import View, views
+from lesonnx.timeline import DENSE
+from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import open_picture
+from lesonnx.vision.rules import views, working_bytes
 
 # Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three large
 # pictures, or of thirty small ones.
@@ -110,7 +113,7 @@ class Album:
                 for key in unknown:
                     features = []
                     for crop in prepared.pop(key):
-                        features.append(eyes.see(crop))
+                        features.append(self._see(eyes, crop))
                         yield
                     found[key] = np.concatenate(features)
                     self._keep(key, found[key])
@@ -125,6 +128,14 @@ class Album:
             raise InputError(f"{name}: has changed since it was opened")
         return eyes.crops(picture.pixels, shown.views)
 
+    def _see(self, eyes: Eyes, crop: Crop) -> Features:
+        began = time.perf_counter()
+        features = eyes.see(crop)
+        if timeline := self._runner.loader.timeline:
+            rows, columns = crop.target_size
+            timeline.span(DENSE, "vision_tower", began, time.perf_counter(), rows=rows, columns=columns)
+        return features
+
     def _keep(self, key: str, features: Features) -> None:
         """Keep features, and forget those that were used least lately."""
         self._kept[key] = features
@@ -136,9 +147,10 @@ def reading_bytes(bundle: Bundle, pictures: Collection[Shown]) -> int:
     """What reading pictures takes at most: all their crops and features, and first one picture, then the tower."""
     vision = record_of(bundle)
     weights = bundle.file(vision.data).stat().st_size
-    tower = weights + int(weights * SESSION_SHARE) + SESSION_BYTES + vision.working_bytes
     pixels = max(shown.height * shown.width for shown in pictures) * max(DECODING_BYTES, PREPARING_BYTES)
     views = [view for shown in pictures for view in shown.views]
+    working = max(working_bytes(view, vision) for view in views)
+    tower = weights + int(weights * SESSION_SHARE) + SESSION_BYTES + working
     # In float32; while one picture is prepared, its crops are there twice.
     crops = sum(view.size[0] * view.size[1] * 3 * 4 for view in views)
     largest = max(view.size[0] * view.size[1] * 3 * 4 for view in views)
@@ -148,5 +160,7 @@ def reading_bytes(bundle: Bundle, pictures: Collection[Shown]) -> int:
 
 def features_bytes(bundle: Bundle, shown: Shown) -> int:
     """What a picture's features take."""
-    num_tokens = sum(view.num_tokens(record_of(bundle)) for view in shown.views)
-    return num_tokens * bundle.manifest.model.hidden_size * np.dtype(np.float32).itemsize
+    vision = record_of(bundle)
+    num_tokens = sum(view.num_tokens(vision) for view in shown.views)
+    row = (1 + vision.deepstack_layers) * bundle.manifest.model.hidden_size
+    return num_tokens * row * np.dtype(np.float32).itemsize

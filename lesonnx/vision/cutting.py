@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from lesonnx.errors import InputError
-from lesonnx.manifest import Vision
+from lesonnx.manifest import AnyVision, Vision
 
 Size = tuple[int, int]
 
@@ -34,16 +34,16 @@ class View:
         """Height and width of each crop, in pixels."""
         return self.size[0] // self.grid[0], self.size[1] // self.grid[1]
 
-    def crop_patches(self, vision: Vision) -> Size:
+    def crop_patches(self, vision: AnyVision) -> Size:
         """Rows and columns of patches of each crop: the tower's ``target_size``."""
         return self.crop_size[0] // vision.patch_size, self.crop_size[1] // vision.patch_size
 
-    def crop_tokens(self, vision: Vision) -> Size:
+    def crop_tokens(self, vision: AnyVision) -> Size:
         """Rows and columns of image tokens of each crop."""
         rows, columns = self.crop_patches(vision)
         return rows // vision.token_patches, columns // vision.token_patches
 
-    def num_tokens(self, vision: Vision) -> int:
+    def num_tokens(self, vision: AnyVision) -> int:
         """Image tokens of all crops."""
         rows, columns = self.crop_tokens(vision)
         return self.num_crops * rows * columns

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lesonnx import ort
 from lesonnx.bundle import Bundle
 from lesonnx.errors import InputError, LesonnxError
-from lesonnx.manifest import Vision, VisionRole
+from lesonnx.manifest import AnyVision, VisionRole
 from lesonnx.vision.cutting import View
 
 Features = NDArray[np.float32]
@@ -69,15 +69,16 @@ class Eyes:
         crops: list[Crop] = []
         for view in views:
             size, grid = (np.asarray(sides, np.int64) for sides in (view.size, view.grid))
-            packed = _run(self._session("vision_prepare"), {"image": pixels, "size": size, "grid": grid})
+            (packed,) = _run(self._session("vision_prepare"), {"image": pixels, "size": size, "grid": grid})
             crops += cut_packed(packed, [view.crop_patches(self.vision)] * view.num_crops, self.vision.patch_size)
         return crops
 
     def see(self, crop: Crop) -> Features:
-        """The features [I,H] of a crop."""
+        """The features [I,H] of a crop; with what deepstack adds behind layers, one after the other: [I,(1+D)*H]."""
         target_size = np.asarray(crop.target_size, np.int64)
         pixel_values = np.ascontiguousarray(crop.pixel_values)
-        return _run(self._session("vision_tower"), {"pixel_values": pixel_values, "target_size": target_size})
+        given = _run(self._session("vision_tower"), {"pixel_values": pixel_values, "target_size": target_size})
+        return np.concatenate(given, axis=1) if len(given) > 1 else given[0]
 
 
 def cut_packed(packed: NDArray[np.float32], target_sizes: Sequence[tuple[int, int]], patch_size: int) -> Iterator[Crop]:
@@ -89,17 +90,17 @@ def cut_packed(packed: NDArray[np.float32], target_sizes: Sequence[tuple[int, in
         start = stop
 
 
-def record_of(bundle: Bundle) -> Vision:
+def record_of(bundle: Bundle) -> AnyVision:
     """The bundle's vision record; InputError where it has none."""
     if bundle.manifest.vision is None:
         raise InputError(f"{bundle.directory}: this bundle has no eyes: it takes no pictures")
     return bundle.manifest.vision
 
 
-def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """The one output of a session."""
+def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+    """The outputs of a session, in the order of its model."""
     try:
-        output: NDArray[np.float32] = session.run(None, dict(inputs))[0]
+        outputs: list[NDArray[np.float32]] = session.run(None, dict(inputs))
     except Exception as error:  # noqa: BLE001  (ONNX Runtime raises many unrelated types)
         raise LesonnxError(f"ONNX Runtime failed on a picture: {ort.first_line(error)}") from None
-    return output
+    return outputs

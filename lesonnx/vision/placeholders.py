@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lesonnx.errors import InputError
-from lesonnx.manifest import Vision
+from lesonnx.manifest import AnyVision, Vision
 from lesonnx.vision.cutting import View
 
 
@@ -18,17 +18,23 @@ def expand(text: str, pictures: Sequence[Sequence[View]], vision: Vision) -> str
 
     InputError unless there are as many placeholders as pictures.
     """
-    between = text.split(vision.texts.placeholder)
-    if len(between) - 1 != len(pictures):
-        found = len(between) - 1
-        raise InputError(
-            f"the prompt has {found} placeholder{'s' * (found != 1)} {vision.texts.placeholder!r} for "
-            f"{len(pictures)} picture{'s' * (len(pictures) != 1)}, expected one a picture"
-        )
+    between = split_at_pictures(text, len(pictures), vision)
     expanded = [between[0]]
     for index, (picture, following) in enumerate(zip(pictures, between[1:], strict=True)):
         expanded += [_expansion(index, picture, vision), following]
     return "".join(expanded)
+
+
+def split_at_pictures(text: str, num_pictures: int, vision: AnyVision) -> list[str]:
+    """The text before, between and after a prompt's placeholders; InputError unless there is one a picture."""
+    between = text.split(vision.texts.placeholder)
+    found = len(between) - 1
+    if found != num_pictures:
+        raise InputError(
+            f"the prompt has {found} placeholder{'s' * (found != 1)} {vision.texts.placeholder!r} for "
+            f"{num_pictures} picture{'s' * (num_pictures != 1)}, expected one a picture"
+        )
+    return between
 
 
 def _expansion(index: int, picture: Sequence[View], vision: Vision) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from lesonnx.errors import InputError
-from lesonnx.manifest import Vision
+from lesonnx.manifest import AnyVision
 from lesonnx.prompt import ImageRow, Prompt
-from lesonnx.vision.canvas import positions
 from lesonnx.vision.cutting import View
-from lesonnx.vision.placeholders import expand
+from lesonnx.vision.rules import expand, positions
 
 Views = Sequence[View]
 # Where a bundle's chat template does not say what parts a picture from the text behind it.
@@ -23,15 +22,15 @@ SEPARATOR = "\n"
 Encode = Callable[[str], list[int]]
 
 
-def with_placeholders(text: str, num_pictures: int, vision: Vision) -> str:
+def with_placeholders(text: str, num_pictures: int, vision: AnyVision) -> str:
     """The text with a placeholder a picture in front, each followed by the separator, where it has none of its own."""
     if vision.texts.placeholder in text:
         return text
     separator = SEPARATOR if vision.texts.separator is None else vision.texts.separator
-    return (vision.texts.placeholder + separator) * num_pictures + text
+    return (vision.texts.picture + separator) * num_pictures + text
 
 
-def expand_ids(token_ids: Sequence[int], pictures: Sequence[Views], vision: Vision, encode: Encode) -> list[int]:
+def expand_ids(token_ids: Sequence[int], pictures: Sequence[Views], vision: AnyVision, encode: Encode) -> list[int]:
     """Token ids that have one image token a picture, with all that stands for it in its place.
 
     ``encode`` gives the ids of a text without special tokens around it. InputError for another number of them.
@@ -56,7 +55,7 @@ def expand_ids(token_ids: Sequence[int], pictures: Sequence[Views], vision: Visi
     return ids
 
 
-def place(token_ids: Sequence[int], pictures: Sequence[Views], keys: Sequence[str], vision: Vision) -> Prompt:
+def place(token_ids: Sequence[int], pictures: Sequence[Views], keys: Sequence[str], vision: AnyVision) -> Prompt:
     """The prompt of expanded ids; ``keys`` says which picture each is. InputError where ids and pictures do not fit."""
     rows = [
         ImageRow(key, row)

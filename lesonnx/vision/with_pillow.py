@@ -22,6 +22,7 @@ Pixels = npt.NDArray[np.uint8]
 # are there only where a plugin has added them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF")
 _ORIENTATION = 0x0112
+_BAND_PIXELS = 1 << 20
 _LOCK = threading.RLock()
 
 
@@ -71,14 +72,27 @@ def _quiet() -> Iterator[None]:
 
 
 def _rgb(image: Image.Image, name: str) -> Pixels:
-    """Alpha is left out and palettes are resolved; greys of 16 bits are scaled, not clipped as Pillow would."""
-    if image.mode.startswith("I"):
-        grey = np.asarray(image)
-        narrow = grey.astype(np.uint16) if grey.dtype.kind == "u" else np.clip(grey, 0, 0xFFFF).astype(np.uint16)
-        return np.repeat(scaled(narrow)[..., None], 3, axis=2)
+    """Alpha is left out and palettes are resolved; greys of 16 bits are scaled, not clipped as Pillow would.
+
+    Band by band, since Pillow's way to an array holds the picture three times.
+    """
     if image.mode == "F":
         raise InputError(f"{name}: pixels are floating point numbers, expected 8 or 16 bits")
-    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"), np.uint8)
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(_BAND_PIXELS // max(image.width, 1), 1)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = _band(image.crop((0, top, image.width, bottom)))
+    return pixels
+
+
+def _band(image: Image.Image) -> Pixels:
+    """RGB [Y, X, 3], or grey [Y, X, 1]."""
+    if not image.mode.startswith("I"):
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"), np.uint8)
+    grey = np.asarray(image)
+    narrow = grey.astype(np.uint16) if grey.dtype.kind == "u" else np.clip(grey, 0, 0xFFFF).astype(np.uint16)
+    return scaled(narrow)[..., None]
 
 
 def scaled(values: npt.NDArray[np.uint16]) -> Pixels:

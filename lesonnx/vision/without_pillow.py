@@ -34,6 +34,7 @@ _BARE = frozenset({0x00, 0xFF, 0x01, *range(0xD0, 0xD9)})
 # A decoder that is led astray does not end by itself. Decoding takes some 20 ms a megapixel.
 _START_SECONDS, _SECONDS_A_MEGAPIXEL = 20, 1
 _SHAPE = struct.Struct("<III")
+_NO_DECODER = 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ def decode(data: bytes, name: str, check_size: Callable[[int, int, str], None]) 
         run = subprocess.run(command, input=data, capture_output=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
         raise InputError(f"{name}: a broken picture: decoding did not end within {limit:.0f} s") from None
+    except OSError as error:
+        raise InputError(f"{name}: no process could be started that decodes it: {error.strerror}; {_EXTRA}") from None
+    if run.returncode == _NO_DECODER:
+        raise InputError(f"{name}: onnxruntime-extensions cannot be imported; {_EXTRA}")
     if run.returncode or b"Premature end" in run.stderr or len(run.stdout) < _SHAPE.size:
         raise InputError(f"{name}: a broken picture")
     height, width, channels = _SHAPE.unpack_from(run.stdout)
@@ -173,9 +178,11 @@ def decoder_model() -> bytes:
 
 def main() -> None:
     """Decode standard input to standard output."""
-    import onnxruntime
-    import onnxruntime_extensions
-
+    try:
+        import onnxruntime
+        import onnxruntime_extensions
+    except ImportError:
+        sys.exit(_NO_DECODER)
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
     options.intra_op_num_threads = 1

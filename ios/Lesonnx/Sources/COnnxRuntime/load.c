@@ -14,6 +14,11 @@ const OrtApiBase *lesonnx_ort_base(const char *path, char *message, size_t messa
 #else
 
 #include <dlfcn.h>
+#include <malloc.h>
+
+/* Buffers of so many bytes are the system's own, to which they go back when they are freed. glibc's threshold would adapt to what
+ * a program frees: the weights and activations of eyes would stay in the heap after they are closed. */
+#define LARGE_BUFFER_BYTES (1 << 17)
 
 const OrtApiBase *lesonnx_ort_base(const char *path, char *message, size_t message_bytes) {
     /* Not linked: a program that is would be tied to the version of the library that it was built with. */
@@ -30,6 +35,9 @@ const OrtApiBase *lesonnx_ort_base(const char *path, char *message, size_t messa
         snprintf(message, message_bytes, "%s is no ONNX Runtime: it has no OrtGetApiBase", path ? path : "libonnxruntime");
         return NULL;
     }
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER_BYTES);
+#endif
     return entry();
 }
 

@@ -290,8 +290,13 @@ extension RuntimeTests {
             try sight.begin(pictures, from: 0, runner)
             #expect((granted..<granted + 4096).contains(runner.loader.expertBudgetBytes))
             #expect(try sight.seeCrop(pictures, runner) && sight.isOpen)
+            // Whoever stops there gives it back too.
+            sight.stop(runner)
+            #expect(!sight.isOpen && runner.loader.expertBudgetBytes == bundle.expertBytes)
+            try sight.begin(pictures, from: 0, runner)
+            #expect(runner.loader.expertBudgetBytes < bundle.expertBytes)
             while try sight.seeCrop(pictures, runner) {}
-            #expect(!sight.isOpen && sight.numCrops == 5 && runner.loader.expertBudgetBytes == bundle.expertBytes)
+            #expect(!sight.isOpen && sight.numCrops == 6 && runner.loader.expertBudgetBytes == bundle.expertBytes)
             let logits = try runner.prefill(tokenIds, pictures: pictures)
             #expect(isNear(logits, Data(try reference.data(test.logits).prefix(logits.byteCount)), 1e-3))
             // Text alone holds nothing of pictures.

@@ -13,8 +13,8 @@
 #define LESONNX_ORT_API 21
 
 /* The runtime's entry: the one this program is linked with (`path` is not looked at), or on other systems that of the
- * library at `path`, NULL for the system's. It is loaded once and stays. NULL where there is none; one line of why is
- * in `message` then. Thread-safe. */
+ * library at `path`, NULL for the system's. It is loaded once and stays, and glibc is told to give large freed buffers
+ * back at once. NULL where there is none; one line of why is in `message` then. Thread-safe. */
 const OrtApiBase *lesonnx_ort_base(const char *path, char *message, size_t message_bytes);
 
 /* Registers the operator lesonnx::Experts, which CLesonnx links under this name: the runtime's own extensions bring

@@ -195,8 +195,8 @@ public actor Model {
             }
             return try generator?.next(runner, speculator)
         } catch {
-            if number == numGenerations {
-                sight?.leave()
+            if let runner, let sight, sight.isReading, number == numGenerations {
+                sight.stop(runner)
             }
             throw error
         }

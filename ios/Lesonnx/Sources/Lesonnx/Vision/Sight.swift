@@ -23,6 +23,8 @@ final class Sight {
     /// Whether eyes are open, and how many crops they have read in all.
     var isOpen: Bool { eyes != nil }
     private(set) var numCrops = 0
+    /// Whether pictures are still to be read.
+    var isReading: Bool { !waiting.isEmpty }
 
     /// What stays known, in bytes.
     var featureBytes: Int { features.values.reduce(0) { $0 + $1.byteCount } }
@@ -97,6 +99,13 @@ final class Sight {
         eyes = nil
         reading = nil
         waiting = []
+    }
+
+    /// Whoever asked wants no more, or reading failed: the eyes close, and the experts have their memory back.
+    func stop(_ runner: Runner) {
+        leave()
+        // What they had before reading fits again.
+        try? rest(runner)
     }
 
     /// The experts have back what reading took, but for what stays: features, and pixels, which whoever asked may hold on to.
