@@ -32,15 +32,23 @@ fun readPicture(path: Path): Picture {
     } catch (error: InputError) {
         throw error
     } catch (_: OutOfMemoryError) {
-        throw InputError("$path: too large for Java's heap; start the JVM with a larger -Xmx")
+        throw tooLarge(path)
     } catch (error: IOException) {
-        throw InputError("$path: a broken picture, or it cannot be read: ${reason(error)}")
+        // Decoders hand on a full heap as their own error.
+        throw if (causes(error).any { it is OutOfMemoryError }) tooLarge(path) else InputError("$path: a broken picture, or it cannot be read: ${reason(error)}")
     } catch (error: RuntimeException) { // decoders throw whatever a broken file leads them to
         throw InputError("$path: a broken picture: ${reason(error)}")
     }
 }
 
-private fun reason(error: Throwable): String = (error.message ?: error.javaClass.simpleName).trim().split(Regex("\\s+")).joinToString(" ").take(200)
+private fun tooLarge(path: Path) = InputError("$path: too large for Java's heap; start the JVM with a larger -Xmx")
+
+private fun causes(error: Throwable): Sequence<Throwable> = generateSequence(error) { it.cause }
+
+private fun reason(error: Throwable): String {
+    val last = causes(error).last()
+    return (last.message ?: last.javaClass.simpleName).trim().split(Regex("\\s+")).joinToString(" ").take(200)
+}
 
 private fun decode(input: ImageInputStream, path: Path): Picture {
     val readers = ImageIO.getImageReaders(input)
