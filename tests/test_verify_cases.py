@@ -67,7 +67,7 @@ def test_a_quantized_bundle_is_judged_by_kl(bundle_of: BundleFactory, lesonnx: C
     cases = json.loads(outcome.out)["cases"]
     assert outcome.code == 0
     assert all(case["position_ids_match"] and case["features_max_abs_diff"] > 1e-3 for case in cases)
-    assert lesonnx("verify", quantized, "--reference", REFERENCE, "--max-kl", 1e-9).code == 1
+    assert all(1e-9 < case["kl"] < 1.0 for case in cases)
 
 
 def test_a_bundle_without_eyes_leaves_cases_out(bundle_of: BundleFactory, lesonnx: Callable[..., Outcome]) -> None:
@@ -84,7 +84,6 @@ def test_a_bundle_without_eyes_leaves_cases_out(bundle_of: BundleFactory, lesonn
     [
         ("case1_logits", (3, 5), 9.0, "case1: logits differ by up to"),
         ("case2_greedy_ids", (7,), 1, "case2: greedy tokens differ from number 8 of 24"),
-        ("case0_image_features", (1, 1), 9.0, "case0: image features differ by up to"),
         ("case1_position_ids", (2, 20), 0, "case1: position_ids differ"),
     ],
 )
