@@ -259,6 +259,26 @@ def test_wide_passes_are_not_thought_free_in_the_long_run() -> None:
     assert np.mean(ratios) > 1.2
 
 
+def test_what_is_slow_twice_in_a_row_is_the_drafts_own() -> None:
+    """Waits that vary, for bytes foretold too low, hide what rows cost: three passes each, so drafts always lose."""
+    ratios = []
+    for seed in range(8):
+        random, pricing, took_us, num_tokens = np.random.default_rng(seed), Pricing(), 0, 0
+        while num_tokens < 1500:
+            pricing.ask(15, True, [])
+            new_bytes = [100] * 16
+            length = pricing.choose(15, None, True, False, new_bytes) if pricing.may_draft else 0
+            us = 1000 * (1 + 3 * length)
+            pricing.judge(max(length, 1), max(length, 1), None)
+            waited_us = int(us * random.uniform(0.1, 0.9))
+            pricing.passed(length + 1, us, waited_us, 3000 * (length + 1), new_bytes, length + 1, None)
+            took_us += us
+            num_tokens += length + 1
+        ratios.append(1000 * num_tokens / took_us)
+    assert min(ratios) > 0.94
+    assert np.mean(ratios) > 0.96
+
+
 def test_a_drafter_that_is_paid_and_then_not_believed_is_not_asked_for_long() -> None:
     """Drafts are right as often as not, so worth asking for; its confidence is low, so none is verified."""
     pricing, asked = Pricing(), 0

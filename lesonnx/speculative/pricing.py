@@ -19,7 +19,7 @@ PLAIN_AGAIN_PASSES = 64
 ALLOWANCE_SHIFT = 6
 """Drafts may cost at most one part in 64 of all time, beyond what they gain."""
 MOST_CHARGED = 2
-"""A pass counts for at most so many times what it was expected to take."""
+"""A pass counts for at most so many times what it was expected to take, if the one with drafts before it did not."""
 SLACK_PASSES, CREDIT_PASSES = 4, 16
 """In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses."""
 FIRST_INTERVAL, LAST_INTERVAL = 32, 2048
@@ -50,6 +50,8 @@ class Pricing:
         self._since_draft = 0
         self._interval = FIRST_INTERVAL
         self._is_probe = False
+        # Whether the last pass with drafts took far longer than expected.
+        self._was_odd = False
 
     @property
     def may_draft(self) -> bool:
@@ -103,8 +105,11 @@ class Pricing:
         has_drafted = rows > 1 or draft_us is not None
         charged_us = 0
         if has_drafted:
-            # What another program did to a pass is not the drafts' fault: it happens to plain ones too.
-            charged_us = min(pass_us, MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows])))
+            # What another program did to a pass is not the drafts' fault: it happens to plain ones too. What happens
+            # twice in a row is.
+            most_us = MOST_CHARGED * self.times.pass_us(rows, sum(new_bytes[1:rows]))
+            charged_us = pass_us if self._was_odd else min(pass_us, most_us)
+            self._was_odd = pass_us > most_us
         if self._is_probe:
             # It was tried since what is known of it may be wrong.
             self.times.forget(rows)

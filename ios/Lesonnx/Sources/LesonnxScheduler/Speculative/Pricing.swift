@@ -34,7 +34,7 @@ public struct Pricing: LengthChoice {
     private static let plainAgainPasses = 64
     /// Drafts may cost at most one part in 64 of all time, beyond what they gain.
     private static let allowanceShift = 6
-    /// A pass counts for at most so many times what it was expected to take.
+    /// A pass counts for at most so many times what it was expected to take, if the one with drafts before it did not.
     private static let mostCharged = 2
     // In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses.
     private static let slackPasses = 4
@@ -59,6 +59,8 @@ public struct Pricing: LengthChoice {
     private var sinceDraft = 0
     private var interval = firstInterval
     private var isProbe = false
+    /// Whether the last pass with drafts took far longer than expected.
+    private var wasOdd = false
 
     public init() {}
 
@@ -96,9 +98,13 @@ public struct Pricing: LengthChoice {
     ) {
         let plainUs = times.passUs(rows: 1)
         let hasDrafted = rows > 1 || draftUs != nil
-        // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
+        // What another program did to a pass is not the drafts' fault: it happens to plain ones too. What happens twice in a row is.
         let extraBytes = newBytes.prefix(rows).dropFirst().reduce(0, +)
-        let chargedUs = min(passUs, Self.mostCharged * times.passUs(rows: rows, extraBytes: extraBytes))
+        let mostUs = Self.mostCharged * times.passUs(rows: rows, extraBytes: extraBytes)
+        let chargedUs = wasOdd ? passUs : min(passUs, mostUs)
+        if hasDrafted {
+            wasOdd = passUs > mostUs
+        }
         if isProbe {
             // It was tried since what is known of it may be wrong.
             times.forget(rows: rows)

@@ -23,6 +23,7 @@ internal open class Pricing {
     private var sinceDraft = 0
     private var interval = FIRST_INTERVAL
     private var isProbe = false
+    private var wasOdd = false // whether the last pass with drafts took far longer than expected
 
     /** Whether a length above 0 is possible at all: else nothing that it would be chosen by need be found out. */
     open val mayDraft: Boolean
@@ -57,8 +58,10 @@ internal open class Pricing {
     /** A pass is over, with what it took and gave. [draftUs]: null unless a drafter that costs ran. */
     fun passed(rows: Int, passUs: Long, stallUs: Long, readBytes: Long, newBytes: LongArray, newTokens: Int, draftUs: Long?) {
         val plainUs = times.passUs(1)
-        // What another program did to a pass is not the drafts' fault: it happens to plain ones too.
-        val chargedUs = minOf(passUs, MOST_CHARGED * times.passUs(rows, PassTimes.addedBytes(rows, newBytes)))
+        // What another program did to a pass is not the drafts' fault: it happens to plain ones too. What happens twice in a row is.
+        val mostUs = MOST_CHARGED * times.passUs(rows, PassTimes.addedBytes(rows, newBytes))
+        val chargedUs = if (wasOdd) passUs else minOf(passUs, mostUs)
+        if (rows > 1 || draftUs != null) wasOdd = passUs > mostUs
         // It was tried since what is known of it may be wrong.
         if (isProbe) times.forget(rows)
         times.took(rows, passUs, stallUs, readBytes, newBytes)
@@ -145,7 +148,7 @@ internal open class Pricing {
         /** Drafts may cost at most one part in 64 of all time, beyond what they gain. */
         const val ALLOWANCE_SHIFT = 6
 
-        /** A pass counts for at most so many times what it was expected to take. */
+        /** A pass counts for at most so many times what it was expected to take, if the one with drafts before it did not. */
         const val MOST_CHARGED = 2L
 
         /** In plain passes: what drafts may cost at once, and how much of what they gained counts against later losses. */
