@@ -42,7 +42,8 @@ class GenerationOptions:
 class Token:
     """One generated token. ``text`` is what became certain with it, perhaps nothing; all texts in a row are the output.
 
-    ``id`` is None for text that was held back until the end.
+    ``id`` is None for text that was held back until the end, and for the empty tokens that come while pictures are
+    read, one after each crop.
     """
 
     id: int | None
