@@ -5,6 +5,7 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence
@@ -81,15 +82,22 @@ class Album:
                 lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
 
             picture = open_picture(source, admit)
-            cut = tuple(views(picture.height, picture.width, self.vision))
+            try:
+                cut = tuple(views(picture.height, picture.width, self.vision))
+            except InputError as error:
+                # As errors of files begin; what has no name is said by its size alone.
+                named = f"{source}: " if isinstance(source, str | os.PathLike) else ""
+                raise InputError(f"{named}{error}") from None
             return Shown(picture.key, picture.height, picture.width, cut, source)
 
-    def look(self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]) -> Generator[None]:
+    def look(
+        self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]
+    ) -> Generator[None, None, list[str]]:
         """Put the features of those of ``pictures`` that have one of the keys into ``found``, by key.
 
         What is not kept is read. Control is given back after each picture that is prepared and each crop that is read:
         whoever stops there loses the features of the picture at hand and of those after it, and nothing else. Experts
-        lend the memory that reading takes. BudgetError where they cannot.
+        lend the memory that reading takes. Gives the keys that were read, not kept. BudgetError where experts cannot.
         """
         by_key = {shown.key: shown for shown in pictures}
         unknown: dict[str, Shown] = {}
@@ -100,7 +108,7 @@ class Album:
             else:
                 unknown[key] = by_key[key]
         if not unknown:
-            return
+            return []
         idle = self._runner.free_chunks()
         needed = reading_bytes(self._bundle, unknown.values())
         with self._runner.lend(max(0, needed - idle)), Eyes(self._bundle, self._num_threads) as eyes:
@@ -119,6 +127,7 @@ class Album:
                     self._keep(key, found[key])
             finally:
                 self._is_reading = False
+        return list(unknown)
 
     def _crops(self, eyes: Eyes, shown: Shown) -> list[Crop]:
         """A picture's crops. Of the picture itself nothing stays."""

@@ -39,7 +39,7 @@ def expand_ids(token_ids: Sequence[int], pictures: Sequence[Views], vision: AnyV
         given = f"{len(pictures)} picture{'s' * (len(pictures) != 1)}"
         raise InputError(
             f"{given}, but the prompt's token ids have {found or 'no'} place{'s' * (found != 1)} for pictures: put"
-            f" token {vision.tokens.image} ({vision.texts.placeholder}) once where each belongs, or give text instead of ids"
+            f" token {vision.tokens.image} ({vision.texts.placeholder}) where each belongs, or give text instead of ids"
         )
     ids: list[int] = []
     text, number = "", 0
