@@ -9,7 +9,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lesonnx.bundle import Bundle
-from lesonnx.errors import InputError
+from lesonnx.errors import BudgetError, InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
 from lesonnx.timeline import DENSE
@@ -79,7 +79,16 @@ class Album:
             def admit(height: int, width: int) -> None:
                 # No prefill is under way, so its room is free; but open eyes count on that room already.
                 idle = 0 if self._is_reading else self._runner.free_chunks()
-                lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
+                try:
+                    lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
+                except BudgetError:
+                    # One refusal says all that the picture needs: reading it takes more.
+                    needed = 0
+                    with suppress(InputError):
+                        sized = Shown("", height, width, tuple(views(height, width, self.vision)), source)
+                        needed = reading_bytes(self._bundle, [sized])
+                    with self._runner.lend(max(0, needed - idle)):
+                        raise
 
             picture = open_picture(source, admit)
             try:
