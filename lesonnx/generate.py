@@ -43,7 +43,7 @@ class Token:
     """One generated token. ``text`` is what became certain with it, perhaps nothing; all texts in a row are the output.
 
     ``id`` is None for text that was held back until the end, and for the empty tokens that come while pictures are
-    read, one after each crop.
+    read: one after each picture that is prepared and each crop that is read.
     """
 
     id: int | None
@@ -113,8 +113,8 @@ def generate(
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
-    ``look`` reads the pictures of a prompt that has some, see `Album.look`; after each crop comes an empty token
-    without id, so that one can stop there.
+    ``look`` reads the pictures of a prompt that has some, see `Album.look`; meanwhile empty tokens come, whose id is
+    None, so that one can stop there. Text that was held back until the end has no id either.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
     model = runner.bundle.manifest.model

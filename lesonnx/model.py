@@ -126,8 +126,8 @@ class Model:
 
         ``images`` are paths, bytes, Pillow images, uint8 arrays [Y,X,3] or what `open_picture` gave. A text has a
         placeholder a picture, see `VisionTexts`, or none: then they come first. Ids have an image token a picture.
-        None is no pictures. While pictures are read, after each crop comes ``Token(id=None, text="")``, so that one can
-        stop there; text that was held back until the end has no id either.
+        None is no pictures. While pictures are read, ``Token(id=None, text="")`` come, so that one can stop there; text
+        that was held back until the end has no id either.
         """
         sources = () if images is None else images if isinstance(images, list | tuple) else [images]
         pictures = [self.open_picture(source) for source in sources]
