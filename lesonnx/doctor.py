@@ -21,6 +21,7 @@ import numpy as np
 from lesonnx.errors import InputError, LesonnxError
 from lesonnx.native import library_path
 from lesonnx.native.library import Library
+from lesonnx.vision.pictures import has_pillow, readable_formats
 
 READ_BYTES = 4 << 20
 PAGE_BYTES = 4096
@@ -50,6 +51,8 @@ class Diagnosis:
     memory_bytes_per_second: float
     memory_bytes_per_second_one_core: float
     flash: FlashReading | None
+    pillow: bool  # decodes pictures where it is installed
+    picture_formats: list[str]
     advice: list[str]
 
 
@@ -222,6 +225,8 @@ def diagnose(bundle: Path | None = None) -> Diagnosis:
         memory_bytes_per_second=max(one, memory_bandwidth(library, cores)),
         memory_bytes_per_second_one_core=one,
         flash=flash,
+        pillow=has_pillow(),
+        picture_formats=readable_formats(),
         advice=_advice(engine, isa, isas, cores, flash),
     )
 
@@ -239,6 +244,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(dataclasses.asdict(found), indent=1))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     def gigabytes(count: float | None) -> str:
@@ -255,6 +261,8 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     if found.flash is not None:
         how = "direct reads" if found.flash.direct else "buffered reads"
         table.add_row("flash bandwidth", f"{gigabytes(found.flash.bytes_per_second)}/s ({how} of {found.flash.path})")
+    more = "Pillow" if found.pillow else "without Pillow; for more formats: pip install 'lesonnx[vision]'"
+    table.add_row("pictures", escape(f"{', '.join(found.picture_formats)} ({more})"))
     for line in found.advice:
         table.add_row("faster", line)
     Console(soft_wrap=True).print(table)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,8 +21,8 @@ from lesonnx.tokenizer import StopChecker, StreamDecoder, Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 256
 FinishReason = Literal["eos", "stop", "length"]
-# Puts the features of pictures, by key, into a dict, crop by crop.
-Look = Callable[[list[str], dict[str, Features]], Generator[None]]
+# Puts the features of pictures, by key, into a dict, crop by crop; gives the keys of those that were not known.
+Look = Callable[[list[str], dict[str, Features]], Generator[None, None, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class GenerationOptions:
 class Token:
     """One generated token. ``text`` is what became certain with it, perhaps nothing; all texts in a row are the output.
 
-    ``id`` is None for text that was held back until the end.
+    ``id`` is None for text that was held back until the end, and for the empty tokens that come while pictures are
+    read: one after each picture that is prepared and each crop that is read.
     """
 
     id: int | None
@@ -53,14 +54,17 @@ class Token:
 class GenerationReport:
     """How a generation went; complete once it has ended. ``drafts`` is None where nothing could be drafted.
 
-    ``pictures`` and ``image_tokens`` are those of the prompt, whether they had to be read or were known; ``vision_ms``
-    is what reading them took.
+    ``pictures`` and ``image_tokens`` are those of the prompt, whether they had to be read or were known;
+    ``pictures_read`` and ``image_tokens_read`` are those that were read, each once; ``vision_ms`` is what that took. Of
+    the ``prompt_tokens``, ``reused_tokens`` had run already.
     """
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
     pictures: int = 0
     image_tokens: int = 0
+    pictures_read: int = 0
+    image_tokens_read: int = 0
     vision_ms: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -109,8 +113,8 @@ def generate(
 
     ``reuse`` keeps the longest common beginning of the runner's sequence and the prompt instead of computing it again;
     then chunks begin elsewhere, so a quantized bundle may round differently than from scratch. A ``speculator`` drafts.
-    ``look`` reads the pictures of a prompt that has some, see `Album.look`; after each crop comes an empty token
-    without id, so that one can stop there.
+    ``look`` reads the pictures of a prompt that has some, see `Album.look`; meanwhile empty tokens come, whose id is
+    None, so that one can stop there. Text that was held back until the end has no id either.
     Raises InputError or ContextError at once, before any work, for a prompt or options that cannot be served.
     """
     model = runner.bundle.manifest.model
@@ -157,7 +161,7 @@ def _steps(
     features: dict[str, Features] = {}
     if look is not None and (keys := prompt.keys_from(report.reused_tokens)):
         with closing(look(keys, features)) as crops:
-            while _next_crop(crops, report):
+            while _next_crop(crops, features, report):
                 yield Token(None, "")
                 _check_owner(runner, report)
 
@@ -208,12 +212,16 @@ def _steps(
         yield Token(None, text)
 
 
-def _next_crop(crops: Iterator[None], report: GenerationReport) -> bool:
+def _next_crop(
+    crops: Generator[None, None, list[str]], features: Mapping[str, Features], report: GenerationReport
+) -> bool:
     """Read one more crop; False where there is none. What the caller does between two is not counted."""
     began = time.perf_counter()
     try:
         next(crops)
-    except StopIteration:
+    except StopIteration as end:
+        report.pictures_read = len(end.value)
+        report.image_tokens_read = sum(len(features[key]) for key in end.value)
         return False
     finally:
         report.vision_ms += (time.perf_counter() - began) * 1e3

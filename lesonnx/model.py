@@ -23,6 +23,7 @@ from lesonnx.governor import Governor
 from lesonnx.limits import DEFAULT_LOADERS, MAX_LOADERS, MAX_THREADS
 from lesonnx.loader import ExpertLoader, Telemetry
 from lesonnx.memory import format_bytes
+from lesonnx.messages import split_messages
 from lesonnx.prompt import Prompt
 from lesonnx.runner import Runner
 from lesonnx.schedule import ON_DEMAND, SchedulerConfig
@@ -33,7 +34,7 @@ from lesonnx.timeline import Timeline
 from lesonnx.tokenizer import Tokenizer
 from lesonnx.twins import Twins
 from lesonnx.vision.album import KEPT_BYTES, Album, Shown
-from lesonnx.vision.prompts import expand_ids, place, split_messages, with_placeholders
+from lesonnx.vision.prompts import expand_ids, place, with_placeholders
 from lesonnx.vision.rules import expand
 
 # Schedule -> what it sets, and how many threads read.
@@ -119,14 +120,16 @@ class Model:
         return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     def generate(
-        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, images: Sequence[Any] = ()
+        self, prompt: str | Sequence[int], options: GenerationOptions | None = None, images: Sequence[Any] | None = ()
     ) -> Generation:
         """Generate from a text or token ids, from scratch. Errors of the prompt come before any work.
 
         ``images`` are paths, bytes, Pillow images, uint8 arrays [Y,X,3] or what `open_picture` gave. A text has a
         placeholder a picture, see `VisionTexts`, or none: then they come first. Ids have an image token a picture.
+        None is no pictures. While pictures are read, ``Token(id=None, text="")`` come, so that one can stop there; text
+        that was held back until the end has no id either.
         """
-        sources = images if isinstance(images, list | tuple) else [images]
+        sources = () if images is None else images if isinstance(images, list | tuple) else [images]
         pictures = [self.open_picture(source) for source in sources]
         vision = self.bundle.manifest.vision
         if vision and isinstance(prompt, str):
@@ -137,7 +140,9 @@ class Model:
         """Answer a conversation by the bundle's chat template; what the last answer computed is used again.
 
         A message's content is a text, or a list of ``{"type": "text", "text": …}`` and
-        ``{"type": "image", "image": …}`` with a picture as in `generate`.
+        ``{"type": "image", "image": …}`` with a picture as in `generate` (or ``"path"``: a file's name; or
+        ``{"type": "image_url", "image_url": {"url": path}}``, of files only). Tokens may have the id None, as there.
+        InputError in one line for anything else in a message.
         """
         if self.chat_template is None:
             raise InputError(f"{self.bundle.directory}: has no chat template; use generate, or `lesonnx run`")

@@ -284,7 +284,7 @@ def test_joined_text_has_the_tokens_of_a_chat(chat_bundle: Path) -> None:  # noq
         assert model.tokenizer is not None
         run: list[list[int]] = []
         prefill = model.runner.prefill
-        model.runner.prefill = lambda ids: (run.append(list(ids)), prefill(ids))[1]  # type: ignore[method-assign]
+        model.runner.prefill = lambda ids: (run.append(list(ids.token_ids)), prefill(ids))[1]  # type: ignore[method-assign]
         model.chat(messages, package.GenerationOptions(max_new_tokens=1)).text()
         assert run == [model.encode(files.chat_format.join(messages), add_special_tokens=False)]
 

@@ -242,6 +242,27 @@ def test_chat(lesonnx: Call, chat_bundle: Path, monkeypatch: pytest.MonkeyPatch)
     assert outcome.out.endswith(answer + "\n")
 
 
+def test_chat_sends_no_command_to_the_model(
+    lesonnx: Call,
+    chat_bundle: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["/imgae x", "/help", " /reset now", "/exit now", "/reset", "/etc/x is what?", "/", "/exit", "never read"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    outcome = lesonnx("chat", chat_bundle, "--max-tokens", 2)
+    assert outcome.code == 0
+    *errors, path, slash = outcome.err.splitlines()
+    known = "there are /image FILE, /reset and /exit"
+    assert errors == [
+        f"error: unknown command /imgae; {known}",
+        f"error: unknown command /help; {known}",
+        "error: /reset takes nothing behind it",
+        "error: /exit takes nothing behind it",
+    ]
+    assert [line.startswith("[") for line in (path, slash)] == [True, True]
+    assert re.match(r"\[\d+ prompt tokens, \d+ run in \S+ s and \d+ reused, ", slash)
+
+
 def test_chat_with_a_system_message_until_the_end_of_input(
     lesonnx: Call,
     chat_bundle: Path,  # noqa: F811

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from lesonnx import doctor as module
 from lesonnx.errors import InputError
 from lesonnx.native import library_path
+from lesonnx.vision import pictures
 
 
 @pytest.fixture
@@ -47,6 +48,24 @@ def test_doctor_without_a_library_says_what_to_do(quick: None, monkeypatch: pyte
     assert result.exit_code == 0, result.output
     assert "session (the kernel's library is not built)" in result.output
     assert "install a C compiler" in result.output
+
+
+def test_doctor_says_which_pictures_can_be_read(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def row() -> str:
+        result = CliRunner().invoke(module.doctor)
+        assert result.exit_code == 0, result.output
+        # Rows are as wide as the terminal, so a long one has several lines.
+        return " ".join(result.output.partition(" pictures ")[2].partition(" faster ")[0].split())
+
+    monkeypatch.setattr(pictures, "has_pillow", lambda: False)
+    monkeypatch.setattr(module, "has_pillow", lambda: False)
+    assert row() == "JPEG, PNG (without Pillow; for more formats: pip install 'lesonnx[vision]')"
+    monkeypatch.undo()
+    pytest.importorskip("PIL")
+    monkeypatch.setattr(module, "memory_bandwidth", lambda library, threads, **_: 1e9 * threads)
+    formats, by = row().split(" (")
+    assert {"JPEG", "PNG"} < set(formats.split(", "))
+    assert by == "Pillow)"
 
 
 def test_doctor_refuses_a_directory_that_is_no_bundle(quick: None, tmp_path: Path) -> None:

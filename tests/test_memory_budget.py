@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,8 +118,24 @@ with lesonnx.load(sys.argv[1], memory_budget_bytes=current_bytes() + 140_000_000
 
 
 def test_resident_needs_room_for_all(long_bundle: Path) -> None:
-    with pytest.raises(BudgetError, match="experts need at least"):
+    with pytest.raises(BudgetError, match=r"at least [\d,]+ bytes are needed \(.*, experts [\d,]+\)$"):
         lesonnx.load(long_bundle, schedule="resident", memory_budget_bytes=_resident_now() + 150_000_000)
+
+
+def test_the_least_budget_that_a_refusal_states_is_enough(long_bundle: Path) -> None:
+    def run(budget: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lesonnx", "run", str(long_bundle), "--prompt-ids", "1,2,3"]
+        command += ["--max-tokens", "4", "--memory-budget", str(budget)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    refused = run(1_000_000)
+    stated = re.search(r"; at least ([\d,]+) bytes are needed ", refused.stderr)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert stated is not None
+    least = int(stated[1].replace(",", ""))
+    assert least % 10**6 == 0
+    assert run(least).returncode == 0
+    assert run(least - 10_000_000).returncode == 2
 
 
 def _resident_now() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,11 @@ def test_experts_give_way_while_pictures_are_read(bundle: Path, picture: Path) -
 def test_a_budget_without_room_for_pictures_ends_before_they_are_read(bundle: Path, picture: Path) -> None:
     found = run(bundle, picture, 140_000_000)
     assert "pictures " in found["error"]
+    stated = re.search(r"; at least ([\d,]+) bytes are needed ", found["error"])
+    assert stated is not None
+    enough = run(bundle, picture, 140_000_000 + int(stated[1].replace(",", "")) - found["budget"])
+    assert enough["tokens"] == 8
+    assert enough["peak"] <= enough["budget"]
     assert "\n" not in found["error"]
     assert "tokens" not in found
     assert found["peak"] <= found["budget"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +25,7 @@ from lesonnx.positions import Positions
 from lesonnx.prompt import ImageRow, Prompt
 from lesonnx.vision import album
 from lesonnx.vision.eyes import Eyes
-from lesonnx.vision.prompts import expand_ids, split_messages, with_placeholders
+from lesonnx.vision.prompts import expand_ids, with_placeholders
 
 NAME = "minicpmv4_7_moe"
 IMAGES = fixture(NAME) / "images"
@@ -256,10 +257,25 @@ def test_ids_have_an_image_token_a_picture(model: Model, arrays: Arrays) -> None
     assert generation.report.token_ids == arrays["case2_greedy_ids"].tolist()
     vision = model.bundle.manifest.vision
     assert vision is not None
-    with pytest.raises(InputError, match="hold the image token 373 2 times, expected once a picture: 1"):
+    with pytest.raises(InputError, match="^1 picture, but the prompt's token ids have 2 places for pictures: put"):
         model.generate(ids, ALL, pictures[:1])
-    with pytest.raises(InputError, match="373 0 times, expected once a picture: 1"):
+    with pytest.raises(InputError, match=r"have no places for pictures: put token 373 \(<\|image_pad\|>\) where"):
         expand_ids([1, 2], [()], vision, lambda text: [])
+
+
+def test_no_images_are_none_too(model: Model) -> None:
+    assert model.generate("a", FEW, None).text() == model.generate("a", FEW).text()
+
+
+def test_a_picture_that_cannot_be_cut_is_named(model: Model, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "thin.png"
+    image.new("RGB", (6000, 2)).save(path)
+    for source in (path, str(path)):
+        with pytest.raises(InputError, match=rf"^{path}: a picture of 6000 x 2 pixels is too narrow"):
+            model.open_picture(source)
+    with pytest.raises(InputError, match="^a picture of 6000 x 2 pixels is too narrow"):
+        model.open_picture(path.read_bytes())
 
 
 def test_sources_of_all_kinds(model: Model) -> None:
@@ -319,8 +335,11 @@ def test_a_conversation_reads_each_picture_once(
     second = model.chat(more, FEW)
     second.text()
     assert (second.report.pictures, counted.opened, counted.seen) == (3, 2, 5)
-    model.chat(more, FEW).text()
+    assert (second.report.pictures_read, second.report.image_tokens_read) == (1, 16)
+    third = model.chat(more, FEW)
+    third.text()
     assert counted.opened == 2
+    assert (third.report.pictures, third.report.pictures_read, third.report.image_tokens_read) == (3, 0, 0)
     # What is kept is bounded: the picture that was used least lately goes.
     monkeypatch.setattr(album, "KEPT_BYTES", 8000)
     model.chat([user("wide.png")], FEW).text()
@@ -367,15 +386,6 @@ def test_a_generation_that_another_one_overtook_while_pictures_were_read_is_over
     assert model.generate("Hello", FEW).text()
     with pytest.raises(InputError, match="this generation is over"):
         next(tokens)
-
-
-def test_messages_are_parted_from_their_pictures() -> None:
-    plain, sources = split_messages([{"role": "system", "content": "s"}, user("a", "b", text="t")])
-    assert plain[0] == {"role": "system", "content": "s"}
-    assert plain[1]["content"] == [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "t"}]
-    assert sources == [IMAGES / "a", IMAGES / "b"]
-    with pytest.raises(InputError, match="a message has an image with url; expected image: a path"):
-        split_messages([{"role": "user", "content": [{"type": "image", "url": "http://x"}]}])
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -454,6 +464,9 @@ def test_chat_shows_pictures_and_survives_bad_ones(
         f'/image "{IMAGES / "tall.png"}"',
         f"/image {IMAGES / 'small.png'}",
         "And here?",
+        "And now?",
+        f"/image {IMAGES / 'small.png'}",
+        "/reset",
         "/exit",
     ]
     said = iter(lines)
@@ -463,8 +476,19 @@ def test_chat_shows_pictures_and_survives_bad_ones(
     errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
     for error, part in zip(errors, ("broken.png", "needs the name", "not there.png"), strict=True):
         assert part in error
-    summaries = [line for line in outcome.err.splitlines() if line.startswith("[")]
-    assert ["1 picture of 4 tokens" in summaries[0], "3 pictures of 24 tokens" in summaries[1]] == [True, True]
+    first, second, third = [line for line in outcome.err.splitlines() if line.startswith("[")]
+    assert re.match(r"\[1 picture of 4 tokens read in \d+\.\d\d s; \d+ prompt tokens in \S+ s, \d+ generated", first)
+    assert re.match(r"\[1 picture of 16 tokens read in \S+ s, 2 known; \d+ prompt tokens", second)
+    assert re.match(r"\[no picture read, 3 known; \d+ prompt tokens", third)
+    shown = [line for line in outcome.err.splitlines() if line.startswith("note: ")]
+    assert shown[0].startswith("note: small.png: ")
+    assert [line.rpartition("; ")[2] for line in shown] == [
+        "1 picture waits for the next question",
+        "1 picture waits for the next question",
+        "2 pictures wait for the next question",
+        "1 picture waits for the next question",
+        "note: put away unread: 1 picture",
+    ]
 
 
 def test_chat_keeps_pictures_whose_question_was_stopped_while_they_were_read(
@@ -476,7 +500,7 @@ def test_chat_keeps_pictures_whose_question_was_stopped_while_they_were_read(
     monkeypatch.setattr("builtins.input", lambda prompt: next(said, "/exit"))
     outcome = lesonnx("chat", bundle, "--max-tokens", 2)
     assert outcome.code == 0
-    note, *summaries = outcome.err.splitlines()
+    _, note, *summaries = outcome.err.splitlines()
     assert note == "note: stopped while pictures were read; they wait for the next question"
     assert ["1 picture of 30 tokens" in line for line in summaries] == [True, False]
 
@@ -495,6 +519,6 @@ def test_chat_puts_pictures_away_that_cannot_be_read_any_more(
     lines = said()
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     outcome = lesonnx("chat", bundle, "--max-tokens", 2)
-    error, *rest = [line for line in outcome.err.splitlines() if line]
+    _, error, *rest = [line for line in outcome.err.splitlines() if line]
     assert error == f"error: {path}: no such file; the pictures shown for it are put away"
     assert [line.startswith("[") for line in rest] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from lesonnx.model import Model
     from lesonnx.vision.album import Shown
 
+# A word of letters behind a slash; /etc/hosts and "1/2" are none.
+_COMMAND = re.compile(r"(/[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
+
 
 @click.command()
 @click.argument("bundle", type=BUNDLE)
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 def chat(bundle: Path, system: str | None, **values: Any) -> None:
     """Talk with the bundle BUNDLE; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer.
 
-    /image FILE shows a picture, before the question that it belongs to; several may come.
+    /image FILE shows a picture, before the question that it belongs to; several may come. The line after an answer says
+    what was new in it: pictures read or known, prompt tokens run or reused.
     """
     from lesonnx.bundle import Bundle
     from lesonnx.model import load
@@ -46,19 +51,26 @@ def chat(bundle: Path, system: str | None, **values: Any) -> None:
             print(f"note: {note}", file=sys.stderr)
         while True:
             line = _ask()
-            command = line.strip() if line is not None else "/exit"
-            if command == "/exit":
+            command, argument = _command(line)
+            if line is None or (command == "/exit" and not argument):
                 return
-            if command == "/reset":
-                messages, pictures = list(beginning), []
+            if command:
+                try:
+                    if command == "/image":
+                        pictures.append(_show(model, argument))
+                        _tell_shown(argument, pictures)
+                    elif command == "/reset" and not argument:
+                        if pictures:
+                            print(f"note: put away unread: {_count(pictures)}", file=sys.stderr)
+                        messages, pictures = list(beginning), []
+                    else:
+                        raise InputError(_refusal(command))
+                except InputError as error:
+                    print(f"error: {error}", file=sys.stderr)
                 continue
-            if command.split(maxsplit=1)[:1] == ["/image"]:
-                if shown := _show(model, command.removeprefix("/image")):
-                    pictures.append(shown)
+            if not line.strip():
                 continue
-            if not command:
-                continue
-            asked = [*messages, {"role": "user", "content": _content(pictures, str(line))}]
+            asked = [*messages, {"role": "user", "content": _content(pictures, line)}]
             answer = ""
             try:
                 generation = model.chat(asked, options)
@@ -92,18 +104,40 @@ def _content(pictures: Sequence[Shown], question: str) -> str | list[dict[str, A
     return [*({"type": "image", "image": shown} for shown in pictures), {"type": "text", "text": question}]
 
 
-def _show(model: Model, name: str) -> Shown | None:
-    """The picture of a file that the user named, perhaps in quotes; None, and one line, where it is none."""
-    name = name.strip()
-    if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"":
-        name = name[1:-1]
-    try:
-        if not name:
-            raise InputError("/image needs the name of a file")
-        return model.open_picture(Path(name).expanduser())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return None
+def _command(line: str | None) -> tuple[str, str]:
+    """A command with its slash, and what stands behind it; two empty texts for a question."""
+    match = _COMMAND.fullmatch((line or "").strip())
+    return (match[1], match[2] or "") if match else ("", "")
+
+
+def _refusal(command: str) -> str:
+    """What to say of a command that is none, or that takes nothing behind it."""
+    if command in ("/reset", "/exit"):
+        return f"{command} takes nothing behind it"
+    return f"unknown command {command}; there are /image FILE, /reset and /exit"
+
+
+def _show(model: Model, name: str) -> Shown:
+    """The picture of a file that the user named, perhaps in quotes; InputError where it is none."""
+    if not name:
+        raise InputError("/image needs the name of a file")
+    return model.open_picture(Path(_unquoted(name)).expanduser())
+
+
+def _tell_shown(name: str, pictures: Sequence[Shown]) -> None:
+    """One line on the picture that was shown last, and how many wait."""
+    shown = pictures[-1]
+    size = f"{shown.width} x {shown.height} pixels"
+    waits = f"{_count(pictures)} wait{'s' * (len(pictures) == 1)} for the next question"
+    print(f"note: {Path(_unquoted(name)).name}: {size}; {waits}", file=sys.stderr)
+
+
+def _count(pictures: Sequence[Shown]) -> str:
+    return f"{len(pictures)} picture{'s' * (len(pictures) != 1)}"
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"" else name
 
 
 @contextmanager

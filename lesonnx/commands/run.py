@@ -52,7 +52,10 @@ def run(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Generate from a prompt with the bundle BUNDLE."""
+    """Generate from a prompt with the bundle BUNDLE.
+
+    The text goes on from the prompt as it is; `lesonnx chat` asks as the model's chat template says.
+    """
     from lesonnx.model import load
 
     source = _prompt(prompt, prompt_file, prompt_ids)
@@ -117,6 +120,7 @@ def describe(model: Model, report: GenerationReport, text: str) -> dict[str, Any
         "prompt_tokens": report.prompt_tokens,
         "pictures": report.pictures,
         "image_tokens": report.image_tokens,
+        "pictures_read": report.pictures_read,
         "vision_ms": round(report.vision_ms, 3),
         "finish_reason": report.finish_reason,
         "prefill_ms": round(report.prefill_ms, 3),
@@ -164,11 +168,23 @@ def _drafts(report: GenerationReport) -> str:
 
 
 def _pictures(report: GenerationReport) -> str:
-    """What the prompt's pictures took, for the summary; nothing without."""
-    if not report.pictures:
-        return ""
-    noun = "picture" if report.pictures == 1 else "pictures"
-    return f"{report.pictures} {noun} of {report.image_tokens} tokens read in {report.vision_ms / 1e3:.2f} s; "
+    """What the prompt's pictures took, for the summary, and how many were known already; nothing without."""
+    parts = []
+    if read := report.pictures_read:
+        noun = "picture" if read == 1 else "pictures"
+        parts.append(f"{read} {noun} of {report.image_tokens_read} tokens read in {report.vision_ms / 1e3:.2f} s")
+    if known := report.pictures - read:
+        parts.append(f"{known} known" if read else f"no picture read, {known} known")
+    return ", ".join(parts) + "; " if parts else ""
+
+
+def _prompt_tokens(report: GenerationReport) -> str:
+    """The prompt's tokens and the time that those took which ran."""
+    seconds = f"{report.prefill_ms / 1e3:.2f} s"
+    if not report.reused_tokens:
+        return f"{report.prompt_tokens} prompt tokens in {seconds}"
+    ran = report.prompt_tokens - report.reused_tokens
+    return f"{report.prompt_tokens} prompt tokens, {ran} run in {seconds} and {report.reused_tokens} reused"
 
 
 def summary(model: Model, report: GenerationReport) -> str:
@@ -176,8 +192,7 @@ def summary(model: Model, report: GenerationReport) -> str:
     telemetry = model.telemetry
     twins = "twins ran; " if twins_ran(model, report) else ""
     return (
-        f"[{_pictures(report)}{report.prompt_tokens} prompt tokens in {report.prefill_ms / 1e3:.2f} s,"
-        f" {len(report.token_ids)} generated"
+        f"[{_pictures(report)}{_prompt_tokens(report)}, {len(report.token_ids)} generated"
         f" at {report.tokens_per_s:.1f} tokens/s; {telemetry.loads} expert loads, {format_bytes(telemetry.read_bytes)}"
         f" read; {twins}{_drafts(report)}experts {format_bytes(model.bundle.expert_bytes)},"
         f" budget {format_bytes(model.runner.loader.expert_budget_bytes)}; process peak {format_bytes(peak_bytes())}]"

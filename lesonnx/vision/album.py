@@ -5,10 +5,11 @@ It knows the runner as what gives memory; which tokens stand for a picture, `vis
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lesonnx.bundle import Bundle
-from lesonnx.errors import InputError
+from lesonnx.errors import BudgetError, InputError
 from lesonnx.prompt import Features
 from lesonnx.runner import Runner
 from lesonnx.timeline import DENSE
@@ -78,18 +79,34 @@ class Album:
             def admit(height: int, width: int) -> None:
                 # No prefill is under way, so its room is free; but open eyes count on that room already.
                 idle = 0 if self._is_reading else self._runner.free_chunks()
-                lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
+                try:
+                    lent.enter_context(self._runner.lend(max(0, height * width * DECODING_BYTES - idle)))
+                except BudgetError:
+                    # One refusal says all that the picture needs: reading it takes more.
+                    needed = 0
+                    with suppress(InputError):
+                        sized = Shown("", height, width, tuple(views(height, width, self.vision)), source)
+                        needed = reading_bytes(self._bundle, [sized])
+                    with self._runner.lend(max(0, needed - idle)):
+                        raise
 
             picture = open_picture(source, admit)
-            cut = tuple(views(picture.height, picture.width, self.vision))
+            try:
+                cut = tuple(views(picture.height, picture.width, self.vision))
+            except InputError as error:
+                # As errors of files begin; what has no name is said by its size alone.
+                named = f"{source}: " if isinstance(source, str | os.PathLike) else ""
+                raise InputError(f"{named}{error}") from None
             return Shown(picture.key, picture.height, picture.width, cut, source)
 
-    def look(self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]) -> Generator[None]:
+    def look(
+        self, pictures: Sequence[Shown], keys: Iterable[str], found: dict[str, Features]
+    ) -> Generator[None, None, list[str]]:
         """Put the features of those of ``pictures`` that have one of the keys into ``found``, by key.
 
         What is not kept is read. Control is given back after each picture that is prepared and each crop that is read:
         whoever stops there loses the features of the picture at hand and of those after it, and nothing else. Experts
-        lend the memory that reading takes. BudgetError where they cannot.
+        lend the memory that reading takes. Gives the keys that were read, not kept. BudgetError where experts cannot.
         """
         by_key = {shown.key: shown for shown in pictures}
         unknown: dict[str, Shown] = {}
@@ -100,7 +117,7 @@ class Album:
             else:
                 unknown[key] = by_key[key]
         if not unknown:
-            return
+            return []
         idle = self._runner.free_chunks()
         needed = reading_bytes(self._bundle, unknown.values())
         with self._runner.lend(max(0, needed - idle)), Eyes(self._bundle, self._num_threads) as eyes:
@@ -119,6 +136,7 @@ class Album:
                     self._keep(key, found[key])
             finally:
                 self._is_reading = False
+        return list(unknown)
 
     def _crops(self, eyes: Eyes, shown: Shown) -> list[Crop]:
         """A picture's crops. Of the picture itself nothing stays."""

@@ -103,6 +103,15 @@ def has_pillow() -> bool:
     return True
 
 
+def readable_formats() -> list[str]:
+    """The formats of pictures that are decoded here: by Pillow, or by onnxruntime-extensions where that is not."""
+    if has_pillow():
+        from lesonnx.vision import with_pillow
+
+        return with_pillow.readable_formats()
+    return ["JPEG", "PNG"]
+
+
 def _of_file(path: Path, admit: Admit) -> Picture:
     try:
         status = path.stat()

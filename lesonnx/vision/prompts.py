@@ -5,8 +5,7 @@ It knows the manifest's record and the tokenizer's interface, neither sessions n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,9 +36,10 @@ def expand_ids(token_ids: Sequence[int], pictures: Sequence[Views], vision: AnyV
     """
     found = sum(token == vision.tokens.image for token in token_ids)
     if found != len(pictures):
+        given = f"{len(pictures)} picture{'s' * (len(pictures) != 1)}"
         raise InputError(
-            f"the prompt's ids hold the image token {vision.tokens.image} {found} times,"
-            f" expected once a picture: {len(pictures)}"
+            f"{given}, but the prompt's token ids have {found or 'no'} place{'s' * (found != 1)} for pictures: put"
+            f" token {vision.tokens.image} ({vision.texts.placeholder}) where each belongs, or give text instead of ids"
         )
     ids: list[int] = []
     text, number = "", 0
@@ -65,30 +65,3 @@ def place(token_ids: Sequence[int], pictures: Sequence[Views], keys: Sequence[st
     where = positions(token_ids, pictures, vision)
     places = np.flatnonzero(np.asarray(token_ids, np.int64) == vision.tokens.image).tolist()
     return Prompt(list(token_ids), where, dict(zip(places, rows, strict=True)))
-
-
-def split_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Messages for a chat template, without the pictures in them, and these, in order.
-
-    A picture is an item ``{"type": "image", "image": source}`` (or ``"path"``) of a content that is a list. InputError
-    for an item that has none.
-    """
-    plain, sources = [], []
-    for message in messages:
-        content = message.get("content")
-        if not isinstance(content, list | tuple):
-            plain.append(dict(message))
-            continue
-        items = []
-        for item in content:
-            if not isinstance(item, Mapping) or item.get("type") != "image":
-                items.append(item)
-                continue
-            source = next((item[name] for name in ("image", "path") if item.get(name) is not None), None)
-            if source is None:
-                given = ", ".join(sorted(set(map(str, item)) - {"type"})) or "nothing"
-                raise InputError(f"a message has an image with {given}; expected image: a path, bytes or pixels")
-            sources.append(source)
-            items.append({"type": "image"})
-        plain.append({**message, "content": items})
-    return plain, sources

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from lesonnx.errors import InputError, LesonnxError
 
@@ -21,6 +21,8 @@ Pixels = npt.NDArray[np.uint8]
 # Those that cameras, phones, screens and the web write. Of the others some start programs, EPS for one. HEIF and HEIC
 # are there only where a plugin has added them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "HEIF")
+# Those that an installation may lack, by Pillow's names of what decodes them.
+_DECODERS = {"JPEG": "jpg", "PNG": "zlib", "WEBP": "webp", "AVIF": "avif", "JPEG2000": "jpg_2000"}
 _ORIENTATION = 0x0112
 _BAND_PIXELS = 1 << 20
 _LOCK = threading.RLock()
@@ -29,6 +31,13 @@ _LOCK = threading.RLock()
 def is_image(source: object) -> TypeGuard[Image.Image]:
     """Whether it is an image of Pillow's."""
     return isinstance(source, Image.Image)
+
+
+def readable_formats() -> list[str]:
+    """The formats of `FORMATS` that this installation of Pillow decodes."""
+    Image.init()
+    known = [each for each in FORMATS if each in Image.OPEN]
+    return [each for each in known if each not in _DECODERS or features.check(_DECODERS[each])]
 
 
 def decode(file: BinaryIO, name: str, max_pixels: int, admit: Callable[[int, int], None]) -> tuple[Pixels, int]:
