@@ -159,7 +159,7 @@ def pictures_of(
 
 
 def measure_case(case: Case, model: Model) -> CaseComparison:
-    """Read the case's crops, run its prompt with what the eyes gave, and go on greedily."""
+    """Read the case's crops, run its prompt with what the eyes gave, and go on greedily; a case may be text alone."""
     features: dict[str, NDArray[np.float32]] = {}
     with Eyes(model.bundle, model.options.num_threads) as eyes:
         for number, crops in enumerate(case.crops):
@@ -173,7 +173,10 @@ def measure_case(case: Case, model: Model) -> CaseComparison:
     return CaseComparison(
         name=case.name,
         image_tokens=len(case.image_features),
-        features_max_abs_diff=largest_difference(case.image_features, np.concatenate([*features.values()])),
+        # Rows of no picture in front: a case may have none.
+        features_max_abs_diff=largest_difference(
+            case.image_features, np.concatenate([case.image_features[:0], *features.values()])
+        ),
         position_ids_match=bool(np.array_equal(runner.history.positions(case.prompt), case.position_ids)),
         **asdict(tally.with_greedy(case.greedy_ids, found)),
     )

@@ -48,6 +48,7 @@ LARGEST_OF = {
     "num_nextn_predict_layers": 1 << 8,
     "num_experts": 1 << 11,
     "vocab_size": 1 << 26,
+    "patch_size": 1 << 10,
     # Lengths cost nothing by themselves, and some configs mean "no end" by the largest.
     "max_position_embeddings": (1 << 31) - 1,
     "sliding_window": (1 << 31) - 1,

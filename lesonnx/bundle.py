@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lesonnx.errors import BundleError
+from lesonnx.external import external_files
 from lesonnx.manifest import ExpertKind, ExpertLayer, Manifest, Part, check_path, parse_manifest
 
 READ_BYTES = 1 << 20
@@ -62,7 +63,7 @@ class Bundle:
         for part in (*self.manifest.parts, *(drafter.parts if drafter else ()), *(vision.parts if vision else ())):
             self.file(part.path)
         if vision:
-            self.file(vision.data)
+            self._check_data(self.file(vision.part("vision_tower").path), self.file(vision.data))
         if twins := self.manifest.twins:
             self.file(twins.data)
             for relative in {model.path for model in (*twins.helpers, *twins.parts)}:
@@ -84,6 +85,18 @@ class Bundle:
             path = self.model_file(expert)
             if path.name not in plain[expert.layer_idx]:
                 self.file(path.relative_to(self.directory).as_posix())
+
+    def _check_data(self, model: Path, data: Path) -> None:
+        """BundleError unless a model's weights are in a file, and in no other: budgets count its size."""
+        try:
+            found = external_files(model)
+        except OSError as error:
+            raise BundleError(f"{model}: not readable: {error.strerror or error}") from None
+        if {os.path.normpath(model.parent / name) for name in found} != {os.path.normpath(data)}:
+            names = ", ".join(sorted(found)) or "no file"
+            raise BundleError(
+                f"{model}: its weights are in {names}, expected {data.relative_to(self.directory)} as in the manifest"
+            )
 
     def file(self, relative: str) -> Path:
         """A file of the bundle; BundleError where it is missing or a link leads out of the bundle."""

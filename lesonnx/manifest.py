@@ -56,6 +56,9 @@ BundlePath = Annotated[str, AfterValidator(check_path)]
 Count = Annotated[int, Field(ge=1, le=1 << 48)]
 Size = Annotated[int, Field(ge=1, le=1 << 31)]
 Offset = Annotated[int, Field(ge=0, le=1 << 48)]
+# Of pictures: pixels a side of a patch, and all of a picture's. What is larger would only become text without end.
+PatchSize = Annotated[int, Field(ge=1, le=1 << 10)]
+Pixels = Annotated[int, Field(ge=1, le=1 << 28)]
 
 
 class Strict(BaseModel):
@@ -395,10 +398,10 @@ class Vision(Strict):
     kind: Literal["minicpmv"]
     parts: list[Part]
     data: BundlePath
-    patch_size: Size
-    token_patches: Size
-    scale_resolution: Size
-    max_slice_nums: Size
+    patch_size: PatchSize
+    token_patches: Literal[2, 4]
+    scale_resolution: Annotated[int, Field(ge=1, le=1 << 13)]
+    max_slice_nums: Annotated[int, Field(ge=1, le=1 << 8)]
     tokens: VisionTokens
     texts: VisionTexts
     num_parameters: Count
@@ -441,10 +444,10 @@ class Qwen3VLVision(Strict):
     kind: Literal["qwen3_vl"]
     parts: list[Part]
     data: BundlePath
-    patch_size: Size
-    token_patches: Size
-    min_pixels: Size
-    max_pixels: Size
+    patch_size: PatchSize
+    token_patches: Literal[2]
+    min_pixels: Pixels
+    max_pixels: Pixels
     deepstack_layers: Count
     tokens: Qwen3VLTokens
     texts: Qwen3VLTexts

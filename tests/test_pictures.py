@@ -114,6 +114,21 @@ def test_a_picture_is_what_it_was_made_of() -> None:
     assert open_picture(flat).key != open_picture(flat.reshape(6, 2, 3)).key, "the shape counts"
 
 
+def test_bytes_in_a_view_with_steps_or_a_shape_are_read() -> None:
+    data = encoded(IMAGE, "PNG")
+    spread = np.zeros((len(data), 2), np.uint8)
+    spread[:, 0] = np.frombuffer(data, np.uint8)
+    for view in (
+        memoryview(spread.tobytes())[::2],
+        memoryview(spread[:, :1]),
+        memoryview(data).cast("B", (1, len(data))),
+    ):
+        np.testing.assert_array_equal(open_picture(view).pixels, RGB)
+    wide = memoryview(bytes(80)).cast("d")
+    assert (failure(open_picture, wide) or "").startswith("a picture of 80 bytes: ")
+    assert (failure(open_picture, wide[:0]) or "").startswith("a picture of 0 bytes: ")
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_pictures_are_turned_upright_as_exif_says(kind: str, orientation: int) -> None:
@@ -244,6 +259,17 @@ def test_sizes_are_held_to_a_bound_before_anything_is_decoded(without_or_with: N
     with pytest.raises(InputError):
         open_picture(png(0, 7))
     assert MAX_PIXELS == 134217728
+
+
+def test_an_array_is_refused_from_its_shape() -> None:
+    """Before its 30 GB are copied, and before memory is asked for."""
+    claimed = np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (100_000, 100_000, 3))
+    asked: list[tuple[int, int]] = []
+    with pytest.raises(InputError, match="^the array: 100000 x 100000 pixels are too many, expected at most 134 meg"):
+        open_picture(claimed, lambda height, width: asked.append((height, width)))
+    with pytest.raises(InputError, match="^the array: a picture has at least one pixel, found 5 x 0"):
+        open_picture(np.zeros((0, 5, 3), np.uint8))
+    assert not asked
 
 
 @pytest.fixture(params=["with Pillow", "without"])

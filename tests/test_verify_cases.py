@@ -79,6 +79,32 @@ def test_a_bundle_without_eyes_leaves_cases_out(bundle_of: BundleFactory, lesonn
     assert note in lesonnx("verify", blind, "--reference", REFERENCE).err
 
 
+def test_a_case_without_pictures_is_text(
+    bundle: Path, arrays: Arrays, lesonnx: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    ids, start, count = arrays["input_ids"], int(arrays["greedy_prompt_len"]), len(arrays["greedy_ids"])
+    case = {
+        "target_sizes": np.zeros((0, 2), np.int64),
+        "pixel_values": np.zeros((1, 3, 14, 0), np.float32),
+        "image_features": np.zeros((0, 64), np.float32),
+        "input_ids": ids[:start],
+        "position_ids": np.tile(np.arange(start), (3, 1)),
+        "logits": arrays["logits"][:start],
+        "greedy_ids": arrays["greedy_ids"],
+    }
+    base = {name: array for name, array in arrays.items() if not name.startswith("case")}
+    path = tmp_path / "text.npz"
+    np.savez(path, **base, **{f"case0_{name}": array for name, array in case.items()})
+    outcome = lesonnx("verify", bundle, "--reference", path, "--json")
+    (found,) = json.loads(outcome.out)["cases"]
+    assert (outcome.code, found["image_tokens"], found["features_max_abs_diff"]) == (0, 0, 0)
+    assert found["position_ids_match"]
+    assert (found["greedy_matched_tokens"], found["tokens"]) == (count, start)
+    case["logits"] = case["logits"] + 9
+    np.savez(path, **base, **{f"case0_{name}": array for name, array in case.items()})
+    assert "case0: logits differ by up to" in lesonnx("verify", bundle, "--reference", path).err
+
+
 @pytest.mark.parametrize(
     ("array", "place", "value", "reason"),
     [

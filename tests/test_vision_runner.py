@@ -459,6 +459,7 @@ def test_chat_shows_pictures_and_survives_bad_ones(
         f"/image {IMAGES / 'small.png'}",
         f"/image {tmp_path / 'broken.png'}",
         "/image",
+        "/image ~nosuchuser/a.png",
         f"/image '{tmp_path}/not there.png'",
         "What is shown here?",
         f'/image "{IMAGES / "tall.png"}"',
@@ -474,7 +475,7 @@ def test_chat_shows_pictures_and_survives_bad_ones(
     outcome = lesonnx("chat", bundle, "--max-tokens", 24)
     assert outcome.code == 0
     errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    for error, part in zip(errors, ("broken.png", "needs the name", "not there.png"), strict=True):
+    for error, part in zip(errors, ("broken.png", "needs the name", "no such user", "not there.png"), strict=True):
         assert part in error
     first, second, third = [line for line in outcome.err.splitlines() if line.startswith("[")]
     assert re.match(r"\[1 picture of 4 tokens read in \d+\.\d\d s; \d+ prompt tokens in \S+ s, \d+ generated", first)
@@ -489,6 +490,21 @@ def test_chat_shows_pictures_and_survives_bad_ones(
         "1 picture waits for the next question",
         "note: put away unread: 1 picture",
     ]
+
+
+def test_an_interrupt_while_a_picture_is_opened_ends_no_chat(
+    bundle: Path, lesonnx: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    said = iter([f"/image {IMAGES / 'small.png'}", "And now?", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    monkeypatch.setattr("lesonnx.vision.album.open_picture", interrupted)
+    outcome = lesonnx("chat", bundle, "--max-tokens", 4)
+    assert outcome.code == 0
+    assert "small.png: stopped" in outcome.err
+    assert "4 generated" in outcome.err
 
 
 def test_chat_keeps_pictures_whose_question_was_stopped_while_they_were_read(

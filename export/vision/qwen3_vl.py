@@ -8,7 +8,7 @@ is a film of two alike frames there, so the kernel of the patch embedding is sum
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from lesonnx_export.vision.tower import PATH
 VISUAL = "model.visual."
 # transformers writes both into the model, whatever the config says.
 EPS = 1e-6
-MERGE = 2
+MERGE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TowerConfig:
     rope_theta: float
     deepstack_layers: tuple[int, ...]
     text_hidden_size: int
-    token_patches: int = MERGE
+    token_patches: Literal[2] = MERGE
 
     @classmethod
     def read(cls, raw: dict[str, Any], text_hidden_size: int, num_text_layers: int) -> TowerConfig:

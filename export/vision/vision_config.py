@@ -6,7 +6,7 @@ It knows MiniCPM-V's spelling, but neither processors nor bundles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lesonnx.errors import CheckpointError
 from lesonnx_export.config import Config
@@ -46,7 +46,7 @@ class TowerConfig:
     text_hidden_size: int
 
     @property
-    def token_patches(self) -> int:
+    def token_patches(self) -> Literal[2, 4]:
         """The patches a side that give one image token."""
         return 2 if self.insert_layer_id is None else 4
 

@@ -121,7 +121,15 @@ def _show(model: Model, name: str) -> Shown:
     """The picture of a file that the user named, perhaps in quotes; InputError where it is none."""
     if not name:
         raise InputError("/image needs the name of a file")
-    return model.open_picture(Path(_unquoted(name)).expanduser())
+    path = Path(_unquoted(name))
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: no such user's directory") from None
+    try:
+        return model.open_picture(path)
+    except KeyboardInterrupt:
+        raise InputError(f"{path}: stopped") from None
 
 
 def _tell_shown(name: str, pictures: Sequence[Shown]) -> None:

@@ -68,10 +68,7 @@ def open_picture(source: Source, admit: Admit = lambda height, width: None) -> P
     if isinstance(source, np.ndarray):
         return _finished(_of_array(source, admit), 1, "the array")
     if isinstance(source, bytes | bytearray | memoryview):
-        name = f"a picture of {len(source)} bytes"
-        if not len(source):
-            raise InputError("a picture of 0 bytes: expected a picture, found nothing")
-        return _decoded(BytesIO(source), name, admit)
+        return _of_bytes(memoryview(source), admit)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         return _of_file(path, admit)
@@ -112,6 +109,14 @@ def readable_formats() -> list[str]:
     return ["JPEG", "PNG"]
 
 
+def _of_bytes(view: memoryview, admit: Admit) -> Picture:
+    name = f"a picture of {view.nbytes} bytes"
+    if not view.nbytes:
+        raise InputError(f"{name}: expected a picture, found nothing")
+    # What is not in one piece, a slice with a step, is put into one.
+    return _decoded(BytesIO(view if view.c_contiguous else view.tobytes()), name, admit)
+
+
 def _of_file(path: Path, admit: Admit) -> Picture:
     try:
         status = path.stat()
@@ -147,6 +152,8 @@ def _decoded(file: BinaryIO, name: str, admit: Admit) -> Picture:
 def _of_array(array: npt.NDArray[np.generic], admit: Admit) -> Pixels:
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
         raise InputError(f"a picture's array is uint8 [Y, X, 3], found {array.dtype} {list(array.shape)}")
+    # An array may claim more than it holds in memory: a copy of it comes last.
+    check_size(array.shape[0], array.shape[1], "the array")
     admit(array.shape[0], array.shape[1])
     return np.array(array, np.uint8, order="C")
 
