@@ -35,6 +35,9 @@ LOADS_A_KIND = 16
 @click.option("--loads", is_flag=True, help="Measure what loading an expert of each kind costs, on each engine.")
 @click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
+@click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), help="With --shape: bits of the rest, as exported.")
+@click.option("--vision-bits", type=click.Choice(["32", "8", "4"]), help="With --shape: bits of what reads pictures.")
+@click.option("--no-vision", is_flag=True, help="With --shape: without what reads pictures.")
 @click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
 @click.option(
     "--target", type=click.Choice(["ios", "android"]), help="Say what CoreML or NNAPI would take of it, part by part."
@@ -46,6 +49,9 @@ def inspect(
     loads: bool,
     shape: str | None,
     bits: str,
+    dense_bits: str | None,
+    vision_bits: str | None,
+    no_vision: bool,
     memory: int | None,
     target: Literal["ios", "android"] | None,
     as_json: bool,
@@ -54,14 +60,27 @@ def inspect(
     if shape is not None:
         if bundle is not None or verify or loads or target:
             raise click.UsageError("--shape needs no bundle: give one of both")
+        from lesonnx_export.plan import ExportOptions
         from lesonnx_export.sizes import print_sizes
 
-        print_sizes(shape, int(bits), memory, as_json)
+        options = ExportOptions(
+            bits=int(bits),  # type: ignore[arg-type]
+            dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
+            vision_bits=int(vision_bits) if vision_bits else None,  # type: ignore[arg-type]
+            vision=not no_vision,
+        )
+        print_sizes(shape, options, memory, as_json)
         return
     if bundle is None:
         raise click.UsageError("Missing argument 'BUNDLE' (or --shape).")
-    if memory is not None:
-        raise click.UsageError("--memory goes with --shape")
+    for name, given in (
+        ("--memory", memory),
+        ("--dense-bits", dense_bits),
+        ("--vision-bits", vision_bits),
+        ("--no-vision", no_vision or None),
+    ):
+        if given is not None:
+            raise click.UsageError(f"{name} goes with --shape")
     opened = Bundle(bundle)
     if target is not None:
         from lesonnx.usability import check_bundle
