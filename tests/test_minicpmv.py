@@ -198,13 +198,21 @@ def test_what_it_says_of_itself(bundle_of: BundleFactory, lesonnx: Lesonnx, tmp_
     data = (bundle_of(NAME) / "vision/vision.bin").stat().st_size
     assert facts["bytes"] > data > 4 * 100_000
     assert facts["separator"] == "\n"
+    assert [part["role"] for part in facts["parts"]] == ["vision_prepare", "vision_tower"]
+    assert facts["bits"] == 32
     outcome = lesonnx("export", FIXTURES / NAME, tmp_path / "bundle", "--workers", 1, "--vision-bits", 8)
     assert "vision parts" in outcome.out
     assert (tmp_path / "bundle/vision/vision.bin").stat().st_size < data / 2
-    assert "minicpmv, 0.1 M parameters" in lesonnx("inspect", tmp_path / "bundle").out
+    said = lesonnx("inspect", tmp_path / "bundle").out
+    assert "minicpmv, 0.1 M parameters" in said
+    assert "eyes int8" in said
+    assert "│ vision_tower " in said
+    described = json.loads(lesonnx("inspect", tmp_path / "bundle", "--json").out)
+    assert described["vision"]["bits"] == 8
+    assert described["num_parameters"] == described["model"]["num_parameters"] + facts["num_parameters"]
 
 
-def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx) -> None:
+def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx, tmp_path: Path) -> None:
     blind = bundle_of(NAME, vision=False)
     manifest = Bundle(blind).manifest
     assert manifest.vision is None
@@ -212,6 +220,9 @@ def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx) -> None:
     assert set(manifest.skipped_tensors) == {key for key in read_tensors(NAME) if key.startswith(OF_EYES)}
     assert all("--no-vision" in reason for reason in manifest.skipped_tensors.values())
     assert json.loads(lesonnx("inspect", blind, "--json").out)["vision"] is None
+    lines = lesonnx("export", FIXTURES / NAME, tmp_path / "blind", "--no-vision").out.splitlines()
+    named = f"left out: {len(manifest.skipped_tensors)} tensors (vision tower and merger, left out by --no-vision)"
+    assert [line for line in lines if line.startswith("left out")] == [f"{named}; manifest.json has their names"]
     weights = "dense/dense.bin"
     assert (blind / weights).read_bytes() == (bundle_of(NAME) / weights).read_bytes()
 

@@ -16,8 +16,10 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
+from lesonnx.errors import BundleError
 from lesonnx.manifest import AnyVision, Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
+from lesonnx.ort import first_line
 from lesonnx.providers import CPU
 from lesonnx.step_states import StepStates
 
@@ -153,6 +155,7 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
     losses = expected_losses(manifest)
     return {
         "model": manifest.model.model_dump(mode="json"),
+        "num_parameters": num_parameters(manifest),
         "quantization": manifest.quantization.model_dump(mode="json"),
         "onnxruntime_at_least": manifest.onnxruntime_at_least,
         "chat": chat_facts(manifest.tokenizer),
@@ -196,6 +199,11 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
     }
 
 
+def num_parameters(manifest: Manifest) -> int:
+    """Those of the model, with its eyes where they are in the bundle."""
+    return manifest.model.num_parameters + (manifest.vision.num_parameters if manifest.vision else 0)
+
+
 def expected_losses(manifest: Manifest) -> dict[int, float]:
     """What rounding a layer's experts is expected to cost, in nats of KL a token; empty without calibration."""
     calibration = manifest.quantization.calibration
@@ -231,6 +239,8 @@ def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
         return None
     return {
         "kind": vision.kind,
+        "parts": [{"name": part.name, "role": part.role} for part in vision.parts],
+        "bits": vision_bits(bundle),
         "num_parameters": vision.num_parameters,
         "bytes": vision_bytes(bundle),
         "working_bytes": vision.working_bytes,
@@ -251,6 +261,24 @@ def vision_bytes(bundle: Bundle) -> int:
     vision = bundle.manifest.vision
     paths = {vision.data, *(part.path for part in vision.parts)} if vision else set()
     return sum(bundle.file(path).stat().st_size for path in paths)
+
+
+def vision_bits(bundle: Bundle) -> int | None:
+    """The bits that the tower's linear maps have; None without eyes, or without the ``onnx`` package to read that."""
+    vision = bundle.manifest.vision
+    if vision is None:
+        return None
+    try:
+        import onnx
+    except ImportError:
+        return None
+    path = bundle.part_file(vision.part("vision_tower"))
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except Exception as error:  # noqa: BLE001  (protobuf's own types, which differ by its implementation)
+        raise BundleError(f"{path}: not readable as an ONNX model: {first_line(error)}") from None
+    found = (attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "bits")
+    return next(found, 32)
 
 
 def dense_bytes(bundle: Bundle) -> int:
@@ -286,13 +314,13 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "bundle": f"{bundle.directory}  (format {manifest.format_version}, {manifest.producer})",
-        "model": f"{model.model_type}, {_count(model.num_parameters)} parameters,"
+        "model": f"{model.model_type}, {_count(num_parameters(manifest))} parameters{_of_eyes(manifest.vision)},"
         f" {_count(model.num_active_parameters)} active a token",
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
         f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches){fixed}",
-        "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}",
+        "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}{_eyes(bundle)}",
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
         "pictures": _vision(bundle),
@@ -306,6 +334,15 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _of_eyes(vision: AnyVision | None) -> str:
+    return "" if vision is None else f" ({_count(vision.num_parameters)} of them eyes)"
+
+
+def _eyes(bundle: Bundle) -> str:
+    bits = vision_bits(bundle)
+    return "" if bits is None else f", eyes {_bits(bits)}"
 
 
 def _twins(bundle: Bundle) -> str:
@@ -375,7 +412,11 @@ def _print_parts(console: Console, bundle: Bundle) -> None:
         gives = [value.name for value in part.outputs if value.name not in carried]
         row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
         rows.setdefault(row, []).append(part.name)
-    table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
+    for part in manifest.vision.parts if manifest.vision else ():
+        row = (_numberless([value.name for value in part.inputs]), _numberless([v.name for v in part.outputs]), "")
+        rows[row] = [part.name]
+    title = "Dense parts, and those that read pictures" if manifest.vision else "Dense parts"
+    table = Table("part", "takes", "gives", "states", title=title, title_justify="left")
     for row, names in rows.items():
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1].rpartition('_')[2]} ({len(names)})"
         table.add_row(shown, *row)
