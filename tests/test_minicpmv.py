@@ -512,7 +512,7 @@ def test_the_real_models_size() -> None:
 
 
 @pytest.mark.parametrize("name", [NAME, "qwen3_vl_moe"])
-def test_reading_takes_what_a_run_asks_for(bundle_of: BundleFactory, name: str) -> None:
+def test_reading_takes_what_a_run_asks_for(bundle_of: BundleFactory, lesonnx: Lesonnx, name: str) -> None:
     bundle = Bundle(bundle_of(name, bits=4))
     vision = bundle.manifest.vision
     sizes = sizes_of(*with_options(name, ExportOptions()))
@@ -525,6 +525,8 @@ def test_reading_takes_what_a_run_asks_for(bundle_of: BundleFactory, name: str) 
         for height, width in TYPICAL_PICTURES
     }
     assert sizes.vision.reading_bytes == asked
+    said = json.loads(lesonnx("inspect", bundle.directory, "--json").out)["vision"]
+    assert said["photo_bytes"] == sizes.vision.photo_bytes
 
 
 def with_options(name: str, options: ExportOptions) -> tuple[dict[str, Any], ExportOptions, Path | None]:

@@ -16,10 +16,9 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
-from lesonnx.errors import BundleError
+from lesonnx.commands.vision_facts import count, vision_bits, vision_facts, vision_line
 from lesonnx.manifest import AnyVision, Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
-from lesonnx.ort import first_line
 from lesonnx.providers import CPU
 from lesonnx.step_states import StepStates
 
@@ -232,55 +231,6 @@ def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
     }
 
 
-def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
-    """What reads pictures and what it takes; None for a bundle without eyes."""
-    vision = bundle.manifest.vision
-    if vision is None:
-        return None
-    return {
-        "kind": vision.kind,
-        "parts": [{"name": part.name, "role": part.role} for part in vision.parts],
-        "bits": vision_bits(bundle),
-        "num_parameters": vision.num_parameters,
-        "bytes": vision_bytes(bundle),
-        "working_bytes": vision.working_bytes,
-        "separator": vision.texts.separator,
-        **_seen_at(vision),
-    }
-
-
-def _seen_at(vision: AnyVision) -> dict[str, int]:
-    """What says in how many pixels a picture is seen."""
-    if vision.kind == "qwen3_vl":
-        return {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
-    return {"scale_resolution": vision.scale_resolution, "max_slice_nums": vision.max_slice_nums}
-
-
-def vision_bytes(bundle: Bundle) -> int:
-    """Bytes of what reads pictures, graphs and weights; 0 without."""
-    vision = bundle.manifest.vision
-    paths = {vision.data, *(part.path for part in vision.parts)} if vision else set()
-    return sum(bundle.file(path).stat().st_size for path in paths)
-
-
-def vision_bits(bundle: Bundle) -> int | None:
-    """The bits that the tower's linear maps have; None without eyes, or without the ``onnx`` package to read that."""
-    vision = bundle.manifest.vision
-    if vision is None:
-        return None
-    try:
-        import onnx
-    except ImportError:
-        return None
-    path = bundle.part_file(vision.part("vision_tower"))
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except Exception as error:  # noqa: BLE001  (protobuf's own types, which differ by its implementation)
-        raise BundleError(f"{path}: not readable as an ONNX model: {first_line(error)}") from None
-    found = (attribute.i for node in graph.node for attribute in node.attribute if attribute.name == "bits")
-    return next(found, 32)
-
-
 def dense_bytes(bundle: Bundle) -> int:
     """Bytes of the dense parts: graphs and weights."""
     directories = {bundle.part_file(part).parent for part in bundle.manifest.parts}
@@ -314,8 +264,8 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "bundle": f"{bundle.directory}  (format {manifest.format_version}, {manifest.producer})",
-        "model": f"{model.model_type}, {_count(num_parameters(manifest))} parameters{_of_eyes(manifest.vision)},"
-        f" {_count(model.num_active_parameters)} active a token",
+        "model": f"{model.model_type}, {count(num_parameters(manifest))} parameters{_of_eyes(manifest.vision)},"
+        f" {count(model.num_active_parameters)} active a token",
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
@@ -323,7 +273,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
         "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}{_eyes(bundle)}",
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
-        "pictures": _vision(bundle),
+        "pictures": vision_line(bundle),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
@@ -337,7 +287,7 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
 
 
 def _of_eyes(vision: AnyVision | None) -> str:
-    return "" if vision is None else f" ({_count(vision.num_parameters)} of them eyes)"
+    return "" if vision is None else f" ({count(vision.num_parameters)} of them eyes)"
 
 
 def _eyes(bundle: Bundle) -> str:
@@ -380,24 +330,8 @@ def _drafter(drafter: Drafter | None) -> str:
     if facts is None:
         return "none in the bundle"
     return (
-        f"{facts['kind']}, blocks of {facts['block_size']}, {_count(facts['num_parameters'])} parameters,"
+        f"{facts['kind']}, blocks of {facts['block_size']}, {count(facts['num_parameters'])} parameters,"
         f" {format_bytes(facts['cache_bytes_per_token'])} a token"
-    )
-
-
-def _vision(bundle: Bundle) -> str:
-    """One line on what reads pictures."""
-    facts = vision_facts(bundle)
-    if facts is None:
-        return "not taken"
-    if "max_pixels" in facts:
-        seen = f"in {facts['min_pixels']:,} to {facts['max_pixels']:,} pixels"
-    else:
-        side, most = facts["scale_resolution"], facts["max_slice_nums"]
-        seen = f"at about {side}x{side}, {'unsliced' if most == 1 else f'in up to {most} slices'}"
-    return (
-        f"{facts['kind']}, {_count(facts['num_parameters'])} parameters in {format_bytes(facts['bytes'])};"
-        f" seen {seen}; {format_bytes(facts['working_bytes'])} to work in while one is read"
     )
 
 
@@ -474,7 +408,3 @@ def _print_loads(console: Console, bundle: Bundle, costs: list[LoadCost] | None)
 
 def _bits(*bits: int) -> str:
     return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
