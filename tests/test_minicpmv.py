@@ -220,7 +220,7 @@ def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx, tmp_path: Path) -> No
     assert set(manifest.skipped_tensors) == {key for key in read_tensors(NAME) if key.startswith(OF_EYES)}
     assert all("--no-vision" in reason for reason in manifest.skipped_tensors.values())
     assert json.loads(lesonnx("inspect", blind, "--json").out)["vision"] is None
-    lines = lesonnx("export", FIXTURES / NAME, tmp_path / "blind", "--no-vision").out.splitlines()
+    lines = lesonnx("export", FIXTURES / NAME, tmp_path / "blind", "--no-vision", "--workers", 1).out.splitlines()
     named = f"left out: {len(manifest.skipped_tensors)} tensors (vision tower and merger, left out by --no-vision)"
     assert [line for line in lines if line.startswith("left out")] == [f"{named}; manifest.json has their names"]
     weights = "dense/dense.bin"
