@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -245,10 +246,23 @@ def print_summary(console: Console, report: ExportReport) -> None:
     table.add_row("all", "", "", format_bytes(report.total_bytes), "", style="bold")
     table.add_row("checkpoint", "", "", format_bytes(report.checkpoint_bytes), "", style="dim")
     console.print(table)
-    for name, reason in manifest.skipped_tensors.items():
-        console.print(f"left out: {name} ({reason})", highlight=False)
+    for line in left_out(manifest.skipped_tensors):
+        console.print(line, highlight=False, soft_wrap=True)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False)
+
+
+def left_out(skipped: Mapping[str, str]) -> list[str]:
+    """A line for each reason why tensors are left out: a tensor's name, or how many there are."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped.items():
+        by_reason.setdefault(reason, []).append(name)
+    return [
+        f"left out: {names[0]} ({reason})"
+        if len(names) == 1
+        else f"left out: {len(names)} tensors ({reason}); manifest.json has their names"
+        for reason, names in by_reason.items()
+    ]
 
 
 def _bits(*bits: int) -> str:

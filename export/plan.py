@@ -273,10 +273,15 @@ def _eyes(architecture: Decoder, checkpoint: Checkpoint, options: ExportOptions)
             eyes = architecture.eyes(checkpoint)
     else:
         eyes = None
+    check_vision_bits(architecture, eyes, options)
+    return eyes
+
+
+def check_vision_bits(architecture: Decoder, eyes: Eyes | None, options: ExportOptions) -> None:
+    """InputError where bits are given for eyes that there are not."""
     if eyes is None and options.vision_bits is not None:
         why = f"{architecture.model_type} takes no pictures" if options.vision else "--no-vision leaves them out"
         raise InputError(f"--vision-bits {options.vision_bits} is for the parts that read pictures: {why}")
-    return eyes
 
 
 def _plan_vision(eyes: Eyes, options: ExportOptions, weights: Weights) -> EyesPlan:

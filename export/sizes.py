@@ -6,7 +6,7 @@ It rehearses an export: no weights are read or made.
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from lesonnx.errors import CheckpointError, InputError
+from lesonnx.manifest import AnyVision
 from lesonnx.memory import format_bytes
+from lesonnx.vision.album import DECODING_BYTES, PREPARING_BYTES, SESSION_BYTES, SESSION_SHARE
+from lesonnx.vision.cutting import View
 from lesonnx.vision.rules import views, working_bytes
 from lesonnx_export.checkpoint import Weights, read_json
 from lesonnx_export.config import Config
 from lesonnx_export.contract import VISION_DATA
-from lesonnx_export.plan import ExportOptions, make_plan
+from lesonnx_export.plan import ExportOptions, check_vision_bits, make_plan
 from lesonnx_export.shapes import SHAPES
 from lesonnx_export.synth import SyntheticCheckpoint, SyntheticWeights
 from lesonnx_export.vision.eyes import Eyes
@@ -36,34 +39,46 @@ USABLE_SHARE = 0.5
 FLOAT_BYTES = {"float32": 4, "float16": 2, "int8": 1}
 # Pictures that image tokens are told of: heights and widths of a tile, a screen, and a photo of 12 megapixels.
 TYPICAL_PICTURES = ((448, 448), (1080, 1920), (3000, 4000))
-PICTURE_BYTES = 3 * math.prod(TYPICAL_PICTURES[-1])
 
 
 @dataclass(frozen=True)
 class VisionSizes:
-    """What eyes take: their weights, and while pictures are read ``working_bytes`` more. Tokens by width x height.
+    """What eyes take: their weights, and by width x height what reading a picture takes at most and gives of tokens.
 
-    Where a picture is seen in as many pixels as it has, that is for the smallest typical one; ``photo_working_bytes``
-    is for the photo.
+    ``working_bytes`` is the tower's, beside weights, for the smallest typical picture, ``photo_working_bytes`` that for
+    the photo: they are alike unless a picture is seen in as many pixels as it has.
     """
 
+    bits: int
     num_parameters: int
     weights_bytes: int
     working_bytes: int
     photo_working_bytes: int
+    reading_bytes: dict[str, int]
     image_tokens: dict[str, int]
 
     @property
+    def photo_bytes(self) -> int:
+        """What reading a photo of 12 megapixels takes; it is gone afterwards."""
+        return list(self.reading_bytes.values())[-1]
+
+    @property
     def seeing_bytes(self) -> int:
-        """All that is in memory while a photo is read, and gone afterwards."""
-        return self.weights_bytes + self.working_bytes + PICTURE_BYTES
+        """What a device must have to be said to see: room for a photo, or where that grows without end, for a tile."""
+        return next(iter(self.reading_bytes.values())) if self.grows else self.photo_bytes
+
+    @property
+    def grows(self) -> bool:
+        """Whether a picture is seen in as many pixels as it has."""
+        return self.photo_working_bytes != self.working_bytes
 
 
 @dataclass(frozen=True)
 class Sizes:
     """All bytes unless named otherwise. ``suggested_memory_bytes`` is for a context of 2,048 tokens.
 
-    The bundle's bytes hold those of eyes, parameters do not. While pictures are read, experts give way.
+    Parameters and the bundle's bytes hold those of eyes; active ones are those of a token, and eyes see none. While
+    pictures are read, experts give way.
     """
 
     model_type: str
@@ -91,7 +106,9 @@ def sizes_of(config: dict[str, Any], options: ExportOptions, directory: Path | N
     tied = bool(Config(config).values.get("tie_word_embeddings", False))
     weights = SyntheticWeights(checkpoint, rehearsal=True, tied=tied)
     plan = make_plan(checkpoint, replace(options, vision=False, vision_bits=None), weights)
-    vision = _vision_sizes(plan.architecture.eyes_of_shape(config, directory), weights, options)
+    eyes = plan.architecture.eyes_of_shape(config, directory) if options.vision else None
+    check_vision_bits(plan.architecture, eyes, options)
+    vision = _vision_sizes(eyes, weights, options, plan.architecture.hidden_size) if eyes else None
     per_token = plan.architecture.num_experts_per_tok
     demands = []
     for layer in plan.layers:
@@ -111,7 +128,7 @@ def sizes_of(config: dict[str, Any], options: ExportOptions, directory: Path | N
     seeing = basis + max(demands) + (vision.seeing_bytes if vision else 0)
     return Sizes(
         model_type=plan.architecture.model_type,
-        num_parameters=plan.num_parameters,
+        num_parameters=plan.num_parameters + (vision.num_parameters if vision else 0),
         num_active_parameters=plan.num_active_parameters,
         bundle_bytes=plan.total_bytes + (vision.weights_bytes if vision else 0),
         dense_bytes=plan.dense_bytes,
@@ -127,16 +144,30 @@ def sizes_of(config: dict[str, Any], options: ExportOptions, directory: Path | N
     )
 
 
-def _vision_sizes(eyes: Eyes | None, weights: Weights, options: ExportOptions) -> VisionSizes | None:
-    if eyes is None or not options.vision:
-        return None
+def _vision_sizes(eyes: Eyes, weights: Weights, options: ExportOptions, hidden_size: int) -> VisionSizes:
     store = VisionStore(None)
     parts = [eyes.build(name, weights, store, options.vision_precision).part for name in eyes.names]
     record = eyes.record(parts, VISION_DATA)
-    seen = {f"{width}x{height}": views(height, width, record) for height, width in TYPICAL_PICTURES}
-    tokens = {size: sum(view.num_tokens(record) for view in cut) for size, cut in seen.items()}
-    working = [max(working_bytes(view, record) for view in cut) for cut in seen.values()]
-    return VisionSizes(record.num_parameters, store.end_bytes, working[0], working[-1], tokens)
+    reading, tokens, working = {}, {}, []
+    for height, width in TYPICAL_PICTURES:
+        cut, size = views(height, width, record), f"{width}x{height}"
+        reading[size] = reading_bytes(height, width, cut, record, store.end_bytes, hidden_size)
+        tokens[size] = sum(view.num_tokens(record) for view in cut)
+        working.append(max(working_bytes(view, record) for view in cut))
+    bits = options.vision_precision.dense_bits
+    return VisionSizes(bits, record.num_parameters, store.end_bytes, working[0], working[-1], reading, tokens)
+
+
+def reading_bytes(
+    height: int, width: int, cut: Sequence[View], vision: AnyVision, weights_bytes: int, hidden_size: int
+) -> int:
+    """What a run asks experts for at most while it reads a picture: `album.reading_bytes`, where there is no bundle."""
+    crops = [view.size[0] * view.size[1] * 3 * FLOAT_BYTES["float32"] for view in cut]
+    rows = sum(view.num_tokens(vision) for view in cut) * (1 + vision.deepstack_layers)
+    preparing = height * width * max(DECODING_BYTES, PREPARING_BYTES) + max(crops)
+    working = max(working_bytes(view, vision) for view in cut)
+    tower = weights_bytes + int(weights_bytes * SESSION_SHARE) + SESSION_BYTES + working
+    return sum(crops) + rows * hidden_size * FLOAT_BYTES["float32"] + max(preparing, tower)
 
 
 def read_shape(shape: str) -> tuple[dict[str, Any], Path | None]:
@@ -156,11 +187,20 @@ def read_shape(shape: str) -> tuple[dict[str, Any], Path | None]:
 def suggested_budget(sizes: Sizes, memory_bytes: int) -> int | None:
     """The ``--memory-budget`` for a device: what an application may take of it, or less where that holds everything.
 
-    None where even the least does not fit.
+    Everything is all experts, and a photo while few of them stay. None where even the least does not fit.
     """
     usable = int(memory_bytes * USABLE_SHARE)
-    everything = max(sizes.suggested_memory_bytes, sizes.memory_without_experts_bytes + sizes.expert_bytes)
+    everything = max(
+        sizes.suggested_memory_bytes, sizes.memory_without_experts_bytes + sizes.expert_bytes, photo_budget(sizes)
+    )
     return min(usable, everything) if sizes.least_memory_bytes <= usable else None
+
+
+def photo_budget(sizes: Sizes) -> int:
+    """The least ``--memory-budget`` that reads a photo of 12 megapixels; 0 where no pictures are taken."""
+    if sizes.vision is None:
+        return 0
+    return sizes.memory_without_experts_bytes + sizes.least_budget_bytes + sizes.vision.photo_bytes
 
 
 def verdict(sizes: Sizes, memory_bytes: int) -> str:
@@ -172,11 +212,13 @@ def verdict(sizes: Sizes, memory_bytes: int) -> str:
         return (
             f"a device of {device} will not run it: it wants at least {format_bytes(sizes.least_memory_bytes)} of {may}"
         )
-    experts = budget - sizes.memory_without_experts_bytes
+    experts = min(budget - sizes.memory_without_experts_bytes, sizes.expert_bytes)
     advice = (
-        f"; --memory-budget {format_bytes(budget).replace(' ', '')} leaves {format_bytes(experts)} for experts,"
+        f"; --memory-budget {_no_less(budget)} leaves {format_bytes(experts)} for experts,"
         f" {experts / sizes.token_demand_bytes:.1f} tokens' worth"
     )
+    if budget < photo_budget(sizes):
+        advice += f"; a photo of 12 megapixels would want {_no_less(photo_budget(sizes))}, smaller ones less"
     if sizes.suggested_memory_bytes <= usable:
         wanted = format_bytes(sizes.suggested_memory_bytes)
         return f"a device of {device} will run it well: it wants {wanted} of {may}{advice}"
@@ -186,24 +228,25 @@ def verdict(sizes: Sizes, memory_bytes: int) -> str:
     )
 
 
-def print_sizes(shape: str, bits: int, memory_bytes: int | None, as_json: bool) -> None:
+def print_sizes(shape: str, options: ExportOptions, memory_bytes: int | None, as_json: bool) -> None:
     """What ``lesonnx inspect --shape`` prints."""
     config, directory = read_shape(shape)
     try:
-        sizes = sizes_of(config, ExportOptions(bits=bits), directory)  # type: ignore[arg-type]
+        sizes = sizes_of(config, options, directory)
     except CheckpointError as error:
         raise CheckpointError(f"{shape}: {error}") from None
     said = None if memory_bytes is None else verdict(sizes, memory_bytes)
     if as_json:
         budget = None if memory_bytes is None else suggested_budget(sizes, memory_bytes)
-        print(json.dumps(asdict(sizes) | {"bits": bits, "verdict": said, "suggested_budget_bytes": budget}))
+        bits = {"bits": options.bits, "dense_bits": options.resolved_dense_bits}
+        print(json.dumps(asdict(sizes) | bits | {"verdict": said, "suggested_budget_bytes": budget}))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
-        "model": f"{sizes.model_type}, {sizes.num_parameters / 1e9:.1f} B parameters,"
-        f" {sizes.num_active_parameters / 1e9:.1f} B active a token",
-        "bundle": f"{format_bytes(sizes.bundle_bytes)} with experts of {bits} bits:"
-        f" experts {format_bytes(sizes.expert_bytes)}, {_dense(sizes)}",
+        "model": f"{sizes.model_type}, {_count(sizes.num_parameters)} parameters{_of_eyes(sizes.vision)},"
+        f" {_count(sizes.num_active_parameters)} active a token",
+        "bundle": f"{format_bytes(sizes.bundle_bytes)}: experts {format_bytes(sizes.expert_bytes)} in {options.bits}"
+        f" bits, {_rest(sizes, options)}",
         "one token": f"{format_bytes(sizes.token_demand_bytes)} of experts; a layer at least"
         f" {format_bytes(sizes.least_budget_bytes)}",
         "states": f"{format_bytes(sizes.state_bytes_per_token)} a token of context"
@@ -221,20 +264,32 @@ def print_sizes(shape: str, bits: int, memory_bytes: int | None, as_json: bool) 
         console.print(said)
 
 
-def _dense(sizes: Sizes) -> str:
-    shown = f"the rest {format_bytes(sizes.dense_bytes)}"
+def _no_less(num_bytes: int) -> str:
+    """A size as an option's value of three digits that is not below it."""
+    step = 10 ** max(0, len(str(num_bytes)) - 3)
+    return format_bytes(-(-num_bytes // step) * step).replace(" ", "")
+
+
+def _of_eyes(vision: VisionSizes | None) -> str:
+    return "" if vision is None else f" ({_count(vision.num_parameters)} of them eyes)"
+
+
+def _rest(sizes: Sizes, options: ExportOptions) -> str:
+    shown = f"the rest {format_bytes(sizes.dense_bytes)} in {options.resolved_dense_bits}"
     if sizes.vision is None:
         return shown
-    return f"eyes {format_bytes(sizes.vision.weights_bytes)}, {shown}"
+    return f"eyes {format_bytes(sizes.vision.weights_bytes)} in {sizes.vision.bits}, {shown}"
 
 
 def _vision_rows(vision: VisionSizes) -> dict[str, str]:
+    """What reading takes: as the runtime counts it, so a part of it is never added up by who reads this."""
+    reading = ", ".join(f"{size} {format_bytes(count)}" for size, count in vision.reading_bytes.items())
     tokens = ", ".join(f"{size} {count}" for size, count in vision.image_tokens.items())
-    more = vision.photo_working_bytes
     return {
-        "pictures": f"{format_bytes(vision.seeing_bytes)} while one is read: {vision.num_parameters / 1e6:,.0f} M"
-        f" parameters in {format_bytes(vision.weights_bytes)}, {format_bytes(vision.working_bytes)} to work in,"
-        f" {format_bytes(PICTURE_BYTES)} for a photo; experts give way for that"
-        + ("" if more == vision.working_bytes else f". To work in a photo of 12 megapixels, {format_bytes(more)}"),
+        "pictures": f"at most while one is read, experts give way for that: {reading}",
         "image tokens": tokens,
     }
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"

@@ -22,13 +22,16 @@ from lesonnx.chat import ChatTemplate
 from lesonnx.engines import ENGINES
 from lesonnx.errors import CheckpointError, InputError, LesonnxError
 from lesonnx.model import SCHEDULES
+from lesonnx.vision import rules
+from lesonnx.vision.album import Shown
+from lesonnx.vision.album import reading_bytes as bytes_in_a_run
 from lesonnx.vision.cutting import max_crop_tokens, views
 from lesonnx_export.architectures import make_decoder
 from lesonnx_export.checkpoint import Checkpoint
 from lesonnx_export.config import Config as ModelConfig
 from lesonnx_export.exporter import ExportOptions, export_bundle, make_plan
 from lesonnx_export.shapes import SHAPES
-from lesonnx_export.sizes import sizes_of, suggested_budget
+from lesonnx_export.sizes import TYPICAL_PICTURES, photo_budget, read_shape, sizes_of, suggested_budget, verdict
 from lesonnx_export.vision.separator import find_separator
 from lesonnx_export.vision.tower import working_bytes
 
@@ -195,13 +198,21 @@ def test_what_it_says_of_itself(bundle_of: BundleFactory, lesonnx: Lesonnx, tmp_
     data = (bundle_of(NAME) / "vision/vision.bin").stat().st_size
     assert facts["bytes"] > data > 4 * 100_000
     assert facts["separator"] == "\n"
+    assert [part["role"] for part in facts["parts"]] == ["vision_prepare", "vision_tower"]
+    assert facts["bits"] == 32
     outcome = lesonnx("export", FIXTURES / NAME, tmp_path / "bundle", "--workers", 1, "--vision-bits", 8)
     assert "vision parts" in outcome.out
     assert (tmp_path / "bundle/vision/vision.bin").stat().st_size < data / 2
-    assert "minicpmv, 0.1 M parameters" in lesonnx("inspect", tmp_path / "bundle").out
+    said = lesonnx("inspect", tmp_path / "bundle").out
+    assert "minicpmv, 0.1 M parameters" in said
+    assert "eyes int8" in said
+    assert "│ vision_tower " in said
+    described = json.loads(lesonnx("inspect", tmp_path / "bundle", "--json").out)
+    assert described["vision"]["bits"] == 8
+    assert described["num_parameters"] == described["model"]["num_parameters"] + facts["num_parameters"]
 
 
-def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx) -> None:
+def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx, tmp_path: Path) -> None:
     blind = bundle_of(NAME, vision=False)
     manifest = Bundle(blind).manifest
     assert manifest.vision is None
@@ -209,6 +220,9 @@ def test_blind(bundle_of: BundleFactory, lesonnx: Lesonnx) -> None:
     assert set(manifest.skipped_tensors) == {key for key in read_tensors(NAME) if key.startswith(OF_EYES)}
     assert all("--no-vision" in reason for reason in manifest.skipped_tensors.values())
     assert json.loads(lesonnx("inspect", blind, "--json").out)["vision"] is None
+    lines = lesonnx("export", FIXTURES / NAME, tmp_path / "blind", "--no-vision", "--workers", 1).out.splitlines()
+    named = f"left out: {len(manifest.skipped_tensors)} tensors (vision tower and merger, left out by --no-vision)"
+    assert [line for line in lines if line.startswith("left out")] == [f"{named}; manifest.json has their names"]
     weights = "dense/dense.bin"
     assert (blind / weights).read_bytes() == (bundle_of(NAME) / weights).read_bytes()
 
@@ -474,6 +488,7 @@ def test_sizes_are_those_of_an_export(bundle_of: BundleFactory, lesonnx: Lesonnx
     assert sizes["vision"]["weights_bytes"] == (bundle.directory / vision.data).stat().st_size
     assert sizes["vision"]["working_bytes"] == vision.working_bytes
     assert sizes["vision"]["num_parameters"] == vision.num_parameters
+    assert sizes["num_parameters"] == bundle.manifest.model.num_parameters + vision.num_parameters
     photo = sum(view.num_tokens(vision) for view in views(3000, 4000, vision))
     assert sizes["vision"]["image_tokens"]["4000x3000"] == photo
     dense = (bundle.directory / "dense/dense.bin").stat().st_size
@@ -485,7 +500,7 @@ def test_the_real_models_size() -> None:
     """The shape has as many parameters as are published, and its eyes fit where experts make room."""
     sizes = sizes_of(SHAPES["minicpm-v-4.7-35b-a3b"], ExportOptions())
     assert sizes.vision is not None
-    assert sizes.num_parameters + sizes.vision.num_parameters == PUBLISHED_PARAMETERS
+    assert sizes.num_parameters == PUBLISHED_PARAMETERS
     assert sizes.vision.image_tokens == {"448x448": 64, "1920x1080": 578, "4000x3000": 630}
     assert sizes.vision.seeing_bytes < sizes.suggested_memory_bytes - sizes.memory_without_experts_bytes
     assert suggested_budget(sizes, 8 * 10**9) == 4 * 10**9
@@ -493,6 +508,61 @@ def test_the_real_models_size() -> None:
     blind = sizes_of(SHAPES["minicpm-v-4.7-35b-a3b"], ExportOptions(vision=False))
     assert blind.vision is None
     assert sizes.bundle_bytes - blind.bundle_bytes == sizes.vision.weights_bytes
+    assert sizes.num_parameters - blind.num_parameters == sizes.vision.num_parameters
+
+
+@pytest.mark.parametrize("name", [NAME, "qwen3_vl_moe"])
+def test_reading_takes_what_a_run_asks_for(bundle_of: BundleFactory, lesonnx: Lesonnx, name: str) -> None:
+    bundle = Bundle(bundle_of(name, bits=4))
+    vision = bundle.manifest.vision
+    sizes = sizes_of(*with_options(name, ExportOptions()))
+    assert vision is not None
+    assert sizes.vision is not None
+    asked = {
+        f"{width}x{height}": bytes_in_a_run(
+            bundle, [Shown("", height, width, tuple(rules.views(height, width, vision)), None)]
+        )
+        for height, width in TYPICAL_PICTURES
+    }
+    assert sizes.vision.reading_bytes == asked
+    said = json.loads(lesonnx("inspect", bundle.directory, "--json").out)["vision"]
+    assert said["photo_bytes"] == sizes.vision.photo_bytes
+
+
+def with_options(name: str, options: ExportOptions) -> tuple[dict[str, Any], ExportOptions, Path | None]:
+    config, directory = read_shape(str(FIXTURES / name))
+    return config, options, directory
+
+
+def test_a_budget_that_is_suggested_reads_a_photo() -> None:
+    """Whatever the device, where the model is seen to fit; or the verdict says what a photo wants."""
+    for shape, options, directory in (
+        with_options(NAME, ExportOptions()),
+        (SHAPES["minicpm-v-4.7-35b-a3b"], ExportOptions(), None),
+    ):
+        sizes = sizes_of(shape, options, directory)
+        for memory_bytes in (2 * sizes.least_memory_bytes, 8 * 10**9, 64 * 10**9):
+            budget = suggested_budget(sizes, memory_bytes)
+            assert budget is not None
+            assert budget >= photo_budget(sizes)
+            assert "megapixels" not in verdict(sizes, memory_bytes)
+    sizes = sizes_of(SHAPES["qwen3-vl-30b-a3b"], ExportOptions())
+    assert "a photo of 12 megapixels would want 9GB" in verdict(sizes, 8 * 10**9)
+    assert "megapixels" not in verdict(sizes, 64 * 10**9)
+
+
+def test_bits_of_a_shape(bundle_of: BundleFactory, lesonnx: Lesonnx) -> None:
+    """As an export has them; bits of eyes that there are not are refused."""
+    asked = ("--bits", 4, "--dense-bits", 8, "--vision-bits", 32)
+    sizes = json.loads(lesonnx("inspect", "--shape", FIXTURES / NAME, *asked, "--json").out)
+    exported = Bundle(bundle_of(NAME, bits=4, dense_bits=8, vision_bits=32)).directory
+    assert (sizes["bits"], sizes["dense_bits"], sizes["vision"]["bits"]) == (4, 8, 32)
+    assert sizes["dense_bytes"] == (exported / "dense/dense.bin").stat().st_size
+    assert sizes["vision"]["weights_bytes"] == (exported / "vision/vision.bin").stat().st_size
+    blind = lesonnx("inspect", "--shape", FIXTURES / NAME, "--no-vision", "--vision-bits", 4)
+    assert "--vision-bits 4 is for the parts that read pictures: --no-vision leaves them out" in blind.error
+    assert "olmoe takes no pictures" in lesonnx("inspect", "--shape", "olmoe-1b-7b", "--vision-bits", 4).error
+    assert lesonnx("inspect", exported, "--vision-bits", 4).code == 2
 
 
 def test_working_bytes_are_those_of_the_largest_crop(bundle_of: BundleFactory) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lesonnx.bundle import Bundle, read_checksums
-from lesonnx.commands.inspect import dense_bytes, state_bytes_per_token, vision_bytes
+from lesonnx.commands.inspect import dense_bytes, state_bytes_per_token
+from lesonnx.commands.vision_facts import vision_bytes
 from lesonnx.errors import BundleError
 from lesonnx.manifest import (
     ChatFormat,

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from lesonnx.bundle import Bundle
 from lesonnx.commands.options import BUNDLE, SIZE
+from lesonnx.commands.vision_facts import count, vision_bits, vision_facts, vision_line
 from lesonnx.manifest import AnyVision, Calibration, Drafter, Manifest, TokenizerFiles
 from lesonnx.memory import format_bytes
 from lesonnx.providers import CPU
@@ -35,6 +36,9 @@ LOADS_A_KIND = 16
 @click.option("--loads", is_flag=True, help="Measure what loading an expert of each kind costs, on each engine.")
 @click.option("--shape", metavar="CONFIG", help="Instead of a bundle: sizes from a config.json, or of a known model.")
 @click.option("--bits", type=click.Choice(["32", "8", "4", "2"]), default="4", help="With --shape: bits of experts.")
+@click.option("--dense-bits", type=click.Choice(["32", "8", "4"]), help="With --shape: bits of the rest, as exported.")
+@click.option("--vision-bits", type=click.Choice(["32", "8", "4"]), help="With --shape: bits of what reads pictures.")
+@click.option("--no-vision", is_flag=True, help="With --shape: without what reads pictures.")
 @click.option("--memory", type=SIZE, help="With --shape: say whether a device with so much memory will run it.")
 @click.option(
     "--target", type=click.Choice(["ios", "android"]), help="Say what CoreML or NNAPI would take of it, part by part."
@@ -46,6 +50,9 @@ def inspect(
     loads: bool,
     shape: str | None,
     bits: str,
+    dense_bits: str | None,
+    vision_bits: str | None,
+    no_vision: bool,
     memory: int | None,
     target: Literal["ios", "android"] | None,
     as_json: bool,
@@ -54,14 +61,27 @@ def inspect(
     if shape is not None:
         if bundle is not None or verify or loads or target:
             raise click.UsageError("--shape needs no bundle: give one of both")
+        from lesonnx_export.plan import ExportOptions
         from lesonnx_export.sizes import print_sizes
 
-        print_sizes(shape, int(bits), memory, as_json)
+        options = ExportOptions(
+            bits=int(bits),  # type: ignore[arg-type]
+            dense_bits=int(dense_bits) if dense_bits else None,  # type: ignore[arg-type]
+            vision_bits=int(vision_bits) if vision_bits else None,  # type: ignore[arg-type]
+            vision=not no_vision,
+        )
+        print_sizes(shape, options, memory, as_json)
         return
     if bundle is None:
         raise click.UsageError("Missing argument 'BUNDLE' (or --shape).")
-    if memory is not None:
-        raise click.UsageError("--memory goes with --shape")
+    for name, given in (
+        ("--memory", memory),
+        ("--dense-bits", dense_bits),
+        ("--vision-bits", vision_bits),
+        ("--no-vision", no_vision or None),
+    ):
+        if given is not None:
+            raise click.UsageError(f"{name} goes with --shape")
     opened = Bundle(bundle)
     if target is not None:
         from lesonnx.usability import check_bundle
@@ -134,6 +154,7 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
     losses = expected_losses(manifest)
     return {
         "model": manifest.model.model_dump(mode="json"),
+        "num_parameters": num_parameters(manifest),
         "quantization": manifest.quantization.model_dump(mode="json"),
         "onnxruntime_at_least": manifest.onnxruntime_at_least,
         "chat": chat_facts(manifest.tokenizer),
@@ -177,6 +198,11 @@ def describe(bundle: Bundle, verified_files: int | None, loads: list[LoadCost] |
     }
 
 
+def num_parameters(manifest: Manifest) -> int:
+    """Those of the model, with its eyes where they are in the bundle."""
+    return manifest.model.num_parameters + (manifest.vision.num_parameters if manifest.vision else 0)
+
+
 def expected_losses(manifest: Manifest) -> dict[int, float]:
     """What rounding a layer's experts is expected to cost, in nats of KL a token; empty without calibration."""
     calibration = manifest.quantization.calibration
@@ -203,35 +229,6 @@ def drafter_facts(drafter: Drafter | None) -> dict[str, Any] | None:
         "num_parameters": drafter.num_parameters,
         "cache_bytes_per_token": 4 * sum(drafter.cache_sizes.values()),
     }
-
-
-def vision_facts(bundle: Bundle) -> dict[str, Any] | None:
-    """What reads pictures and what it takes; None for a bundle without eyes."""
-    vision = bundle.manifest.vision
-    if vision is None:
-        return None
-    return {
-        "kind": vision.kind,
-        "num_parameters": vision.num_parameters,
-        "bytes": vision_bytes(bundle),
-        "working_bytes": vision.working_bytes,
-        "separator": vision.texts.separator,
-        **_seen_at(vision),
-    }
-
-
-def _seen_at(vision: AnyVision) -> dict[str, int]:
-    """What says in how many pixels a picture is seen."""
-    if vision.kind == "qwen3_vl":
-        return {"min_pixels": vision.min_pixels, "max_pixels": vision.max_pixels}
-    return {"scale_resolution": vision.scale_resolution, "max_slice_nums": vision.max_slice_nums}
-
-
-def vision_bytes(bundle: Bundle) -> int:
-    """Bytes of what reads pictures, graphs and weights; 0 without."""
-    vision = bundle.manifest.vision
-    paths = {vision.data, *(part.path for part in vision.parts)} if vision else set()
-    return sum(bundle.file(path).stat().st_size for path in paths)
 
 
 def dense_bytes(bundle: Bundle) -> int:
@@ -267,16 +264,16 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "bundle": f"{bundle.directory}  (format {manifest.format_version}, {manifest.producer})",
-        "model": f"{model.model_type}, {_count(model.num_parameters)} parameters,"
-        f" {_count(model.num_active_parameters)} active a token",
+        "model": f"{model.model_type}, {count(num_parameters(manifest))} parameters{_of_eyes(manifest.vision)},"
+        f" {count(model.num_active_parameters)} active a token",
         "layers": f"{model.num_hidden_layers}, of which {len(manifest.expert_layers)} with experts:"
         f" {model.num_experts} each, {model.num_experts_per_tok} a token",
         "context": f"{model.max_position_embeddings} tokens, {format_bytes(state_bytes_per_token(bundle))} a token"
         f" ({'int8' if quantization.kv_bits == 8 else f'float{quantization.kv_bits}'} caches){fixed}",
-        "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}",
+        "weights": f"experts {_bits(*manifest.expert_bits)}, dense {_bits(quantization.dense_bits)}{_eyes(bundle)}",
         "chat": _chat(manifest.tokenizer),
         "drafter": _drafter(manifest.drafter),
-        "pictures": _vision(bundle),
+        "pictures": vision_line(bundle),
         "needs": f"ONNX Runtime {manifest.onnxruntime_at_least} or later",
         "dense parts": f"{format_bytes(dense_bytes(bundle))}{_twins(bundle)}",
         "experts": f"{format_bytes(bundle.expert_bytes)}; least budget {format_bytes(bundle.least_budget_bytes)},"
@@ -287,6 +284,15 @@ def _print_facts(console: Console, bundle: Bundle) -> None:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+
+
+def _of_eyes(vision: AnyVision | None) -> str:
+    return "" if vision is None else f" ({count(vision.num_parameters)} of them eyes)"
+
+
+def _eyes(bundle: Bundle) -> str:
+    bits = vision_bits(bundle)
+    return "" if bits is None else f", eyes {_bits(bits)}"
 
 
 def _twins(bundle: Bundle) -> str:
@@ -324,24 +330,8 @@ def _drafter(drafter: Drafter | None) -> str:
     if facts is None:
         return "none in the bundle"
     return (
-        f"{facts['kind']}, blocks of {facts['block_size']}, {_count(facts['num_parameters'])} parameters,"
+        f"{facts['kind']}, blocks of {facts['block_size']}, {count(facts['num_parameters'])} parameters,"
         f" {format_bytes(facts['cache_bytes_per_token'])} a token"
-    )
-
-
-def _vision(bundle: Bundle) -> str:
-    """One line on what reads pictures."""
-    facts = vision_facts(bundle)
-    if facts is None:
-        return "not taken"
-    if "max_pixels" in facts:
-        seen = f"in {facts['min_pixels']:,} to {facts['max_pixels']:,} pixels"
-    else:
-        side, most = facts["scale_resolution"], facts["max_slice_nums"]
-        seen = f"at about {side}x{side}, {'unsliced' if most == 1 else f'in up to {most} slices'}"
-    return (
-        f"{facts['kind']}, {_count(facts['num_parameters'])} parameters in {format_bytes(facts['bytes'])};"
-        f" seen {seen}; {format_bytes(facts['working_bytes'])} to work in while one is read"
     )
 
 
@@ -356,7 +346,11 @@ def _print_parts(console: Console, bundle: Bundle) -> None:
         gives = [value.name for value in part.outputs if value.name not in carried]
         row = (_numberless(takes), _numberless(gives), _numberless([state.name for state in states]))
         rows.setdefault(row, []).append(part.name)
-    table = Table("part", "takes", "gives", "states", title="Dense parts", title_justify="left")
+    for part in manifest.vision.parts if manifest.vision else ():
+        row = (_numberless([value.name for value in part.inputs]), _numberless([v.name for v in part.outputs]), "")
+        rows[row] = [part.name]
+    title = "Dense parts, and those that read pictures" if manifest.vision else "Dense parts"
+    table = Table("part", "takes", "gives", "states", title=title, title_justify="left")
     for row, names in rows.items():
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1].rpartition('_')[2]} ({len(names)})"
         table.add_row(shown, *row)
@@ -414,7 +408,3 @@ def _print_loads(console: Console, bundle: Bundle, costs: list[LoadCost] | None)
 
 def _bits(*bits: int) -> str:
     return "float32" if bits == (32,) else f"int{'/'.join(map(str, bits))}"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
