@@ -86,7 +86,10 @@ import Testing
     /// What is replaced, by what, and what the error says.
     static let bad: [(String, String, String)] = [
         ("\"kind\": \"minicpmv\"", "\"kind\": \"qwen3_vl\"", "vision.kind: expected one of minicpmv, found 'qwen3_vl'"),
-        ("\"patch_size\": 14", "\"patch_size\": 0", "vision.patch_size: expected a whole number from 1 to"),
+        ("\"patch_size\": 14", "\"patch_size\": 0", "vision.patch_size: expected a whole number from 1 to 1024"),
+        ("\"token_patches\": 4", "\"token_patches\": 3", "vision.token_patches: expected one of 2, 4, found 3"),
+        ("\"scale_resolution\": 448", "\"scale_resolution\": 8193", "vision.scale_resolution: expected a whole number from 1 to 8192"),
+        ("\"max_slice_nums\": 9", "\"max_slice_nums\": 257", "vision.max_slice_nums: expected a whole number from 1 to 256"),
         ("\"working_bytes\": 34", "\"working_bytes\": 34, \"more\": 1", "vision.more: unknown key"),
         ("\"newline\": 6", "\"newline\": 100", "vision: tokens.newline is 100, expected less than 100"),
         ("\"newline\": 6", "\"newline\": 6, \"tab\": 7", "vision.tokens.tab: unknown key"),

@@ -86,15 +86,14 @@ public struct VisionRecord: Equatable, Sendable {
     public let workingBytes: Int
 
     init(_ field: Field) throws(LesonnxError) {
-        let sizes = 1...(1 << 31)
         var record = try Record(field)
         kind = try record.required("kind").choice()
         parts = try record.required("parts").array(Part.init)
         data = try record.required("data").bundlePath()
-        patchSize = try record.required("patch_size").int(sizes)
-        tokenPatches = try record.required("token_patches").int(sizes)
-        scaleResolution = try record.required("scale_resolution").int(sizes)
-        maxSliceNums = try record.required("max_slice_nums").int(sizes)
+        patchSize = try record.required("patch_size").int(1...(1 << 10))
+        tokenPatches = try record.required("token_patches").int(of: [2, 4])
+        scaleResolution = try record.required("scale_resolution").int(1...(1 << 13))
+        maxSliceNums = try record.required("max_slice_nums").int(1...(1 << 8))
         tokens = try VisionTokens(record.required("tokens"))
         texts = try VisionTexts(record.required("texts"))
         numParameters = try record.required("num_parameters").int(1...countLimit)

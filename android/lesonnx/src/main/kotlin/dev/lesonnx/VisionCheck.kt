@@ -20,21 +20,17 @@ internal class VisionCheck(private val manifest: BundleManifest, private val vis
     fun ownProblems(): Sequence<String> = sequence {
         for ((place, part) in vision.parts.withIndex()) yieldAll(pathProblems("parts.$place.path", part.path))
         yieldAll(pathProblems("data", vision.data))
-        for ((key, size) in mapOf(
-            "patch_size" to vision.patchSize,
-            "token_patches" to vision.tokenPatches,
-            "scale_resolution" to vision.scaleResolution,
-            "max_slice_nums" to vision.maxSliceNums,
-        )) if (size < 1) yield("$key: $size, expected at least 1")
+        for ((key, size, most) in listOf(
+            Triple("patch_size", vision.patchSize, MOST_PATCH),
+            Triple("scale_resolution", vision.scaleResolution, MOST_RESOLUTION),
+            Triple("max_slice_nums", vision.maxSliceNums, MOST_SLICES),
+        )) if (size !in 1..most) yield("$key: $size, expected 1 to $most")
+        if (vision.tokenPatches !in TOKEN_PATCHES) yield("token_patches: ${vision.tokenPatches}, expected ${TOKEN_PATCHES.joinToString(" or ")}")
         for ((key, count) in mapOf("num_parameters" to vision.numParameters, "working_bytes" to vision.workingBytes)) {
             if (count !in 1..MOST_COUNT) yield("$key: $count, expected 1 to $MOST_COUNT")
         }
         for ((name, token) in tokens) if (token < 0) yield("tokens.$name: $token, expected at least 0")
         if (vision.texts.placeholder.isEmpty()) yield("texts.placeholder: empty, expected a text")
-        // What is longer could overflow when multiplied; no picture is cut in pieces like that.
-        if (vision.tokenPatches.toLong() * vision.patchSize > MOST_PIXELS || vision.scaleResolution > MOST_PIXELS) {
-            yield("patch_size, token_patches, scale_resolution: expected pieces of at most $MOST_PIXELS pixels a side")
-        }
     }
 
     private fun pathProblems(field: String, path: String): Sequence<String> =
@@ -76,8 +72,11 @@ internal class VisionCheck(private val manifest: BundleManifest, private val vis
 
     private companion object {
         const val CHANNELS = 3
-        const val MOST_PIXELS = 1 shl 14
+        const val MOST_PATCH = 1 shl 10
+        const val MOST_RESOLUTION = 1 shl 13
+        const val MOST_SLICES = 1 shl 8
         const val MOST_COUNT = 1L shl 48
+        val TOKEN_PATCHES = listOf(2, 4)
         val ROLES = listOf(PartRole.VISION_PREPARE, PartRole.VISION_TOWER)
     }
 }
