@@ -16,7 +16,7 @@ from lesonnx import memory, ort
 from lesonnx.bundle import Bundle
 from lesonnx.chat import ChatTemplate
 from lesonnx.engines import make_engine
-from lesonnx.errors import BudgetError, InputError
+from lesonnx.errors import BudgetError, ContextError, InputError
 from lesonnx.eviction import POLICIES
 from lesonnx.generate import GenerationOptions, GenerationReport, Token, generate
 from lesonnx.governor import Governor
@@ -169,6 +169,12 @@ class Model:
             # Among ids, an image token that stands for no picture is a token like any other.
             return Prompt(self.encode(prompt, add_special_tokens))
         views = [shown.views for shown in pictures]
+        needed = sum(view.num_tokens(vision) for cut in views for view in cut)
+        if needed > self.runner.states.max_tokens:
+            # Before a text of that length is built.
+            raise ContextError(
+                f"the pictures take {needed} tokens, the model's context has {self.runner.states.max_tokens}"
+            )
         if isinstance(prompt, str):
             token_ids = self.encode(expand(prompt, views, vision), add_special_tokens)
         elif self.tokenizer is None:

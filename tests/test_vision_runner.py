@@ -492,6 +492,11 @@ def test_chat_shows_pictures_and_survives_bad_ones(
     ]
 
 
+def test_more_pictures_than_the_context_holds_are_refused_before_a_text_is_built(bundle: Path) -> None:
+    with lesonnx.load(bundle) as model, pytest.raises(ContextError, match="the pictures take 1050 tokens"):
+        model.generate("Many.", images=[IMAGES / "wide.png"] * 35)
+
+
 def test_an_interrupt_while_a_picture_is_opened_ends_no_chat(
     bundle: Path, lesonnx: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
