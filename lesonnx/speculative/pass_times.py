@@ -20,7 +20,9 @@ UNKNOWN_ROW_EIGHTHS, LEAST_ROW_EIGHTHS = 3, 1
 was measured is settled: a few quick passes of two rows do not make those of twelve free."""
 PRIOR_PASSES = 2
 """What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs."""
-FADE_SHIFT = 5
+WARM_PASSES = 24
+"""Where passes read, so many plain ones come before anything is compared with them: a cold cache makes them wait."""
+FADE_SHIFT, PLAIN_FADE_SHIFT = 5, 4
 PASS_ONE = 1 << 10
 
 
@@ -56,6 +58,7 @@ class PassTimes:
         self._tabulate()
         # Fading sums over passes of one row: their number, their waiting, what they read.
         self._passes = 0
+        self._num_plain = 0
         self._stall_us = 0
         self._read_bytes = 0
         self._mean_stall_us = 0
@@ -67,7 +70,7 @@ class PassTimes:
     @property
     def is_known(self) -> bool:
         """Whether enough passes of one row were measured: without them there is nothing to compare with."""
-        return self._one.is_settled
+        return self._one.is_settled and (not self._read_bytes or self._num_plain >= WARM_PASSES)
 
     def forget(self, rows: int) -> None:
         """What was measured of passes of so many rows counts no more."""
@@ -81,9 +84,10 @@ class PassTimes:
         compute_us = max(1, pass_us - stall_us)
         if rows == 1:
             self._one.add(compute_us)
-            self._passes += PASS_ONE - (self._passes >> FADE_SHIFT)
-            self._stall_us += stall_us - (self._stall_us >> FADE_SHIFT)
-            self._read_bytes += read_bytes - (self._read_bytes >> FADE_SHIFT)
+            self._num_plain = min(self._num_plain + 1, WARM_PASSES)
+            self._passes += PASS_ONE - (self._passes >> PLAIN_FADE_SHIFT)
+            self._stall_us += stall_us - (self._stall_us >> PLAIN_FADE_SHIFT)
+            self._read_bytes += read_bytes - (self._read_bytes >> PLAIN_FADE_SHIFT)
             self._mean_stall_us = self._stall_us * PASS_ONE // max(1, self._passes)
             self._mean_read_bytes = self._read_bytes * PASS_ONE // max(1, self._passes)
             return

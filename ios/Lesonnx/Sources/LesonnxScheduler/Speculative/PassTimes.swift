@@ -33,7 +33,10 @@ struct PassTimes: Sendable {
     private static let leastRowEighths = 1
     /// What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs.
     private static let priorPasses = 2
+    /// Where passes read, so many plain ones come before anything is compared with them: a cold cache makes them wait.
+    private static let warmPasses = 24
     private static let fadeShift = 5
+    private static let plainFadeShift = 4
     private static let passOne = 1 << 10
     private static let mostRows = BundleManifest.rewindableTokens
     /// Beyond all that is ever measured (three days), so that products of times stay numbers.
@@ -45,6 +48,7 @@ struct PassTimes: Sendable {
     private var table = Array(repeating: ratioOne, count: mostRows + 1)
     // Fading sums over passes of one row: their number, their waiting, what they read.
     private var passes = 0
+    private var numPlain = 0
     private var stallUs = 0
     private var readBytes = 0
     // And over passes of several: what they waited longer, and what their further rows were expected to add.
@@ -54,7 +58,7 @@ struct PassTimes: Sendable {
     init() { tabulate() }
 
     /// Whether enough passes of one row were measured: without them there is nothing to compare with.
-    var isKnown: Bool { single.isSettled }
+    var isKnown: Bool { single.isSettled && (readBytes == 0 || numPlain >= Self.warmPasses) }
 
     /// What was measured of passes of so many rows counts no more.
     mutating func forget(rows: Int) { ratios[rows] = Recent() }
@@ -65,9 +69,10 @@ struct PassTimes: Sendable {
         let computeUs = max(1, passUs - stallUs)
         if rows == 1 {
             single.add(computeUs)
-            passes += Self.passOne - (passes >> Self.fadeShift)
-            self.stallUs += stallUs - (self.stallUs >> Self.fadeShift)
-            self.readBytes += readBytes - (self.readBytes >> Self.fadeShift)
+            numPlain = min(numPlain + 1, Self.warmPasses)
+            passes += Self.passOne - (passes >> Self.plainFadeShift)
+            self.stallUs += stallUs - (self.stallUs >> Self.plainFadeShift)
+            self.readBytes += readBytes - (self.readBytes >> Self.plainFadeShift)
             return
         }
         if !isKnown {

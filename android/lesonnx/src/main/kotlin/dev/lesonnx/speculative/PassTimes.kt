@@ -18,6 +18,7 @@ internal class PassTimes {
 
     // Fading sums over passes of one row: their number, their waiting, what they read.
     private var passes = 0L
+    private var numPlain = 0
     private var stallUs = 0L
     private var readBytes = 0L
 
@@ -30,7 +31,7 @@ internal class PassTimes {
     }
 
     /** Whether enough passes of one row were measured: without them there is nothing to compare with. */
-    val isKnown: Boolean get() = one.isSettled
+    val isKnown: Boolean get() = one.isSettled && (readBytes == 0L || numPlain >= WARM_PASSES)
 
     /** What was measured of passes of so many rows counts no more. */
     fun forget(rows: Int) {
@@ -45,9 +46,10 @@ internal class PassTimes {
         val computeUs = maxOf(1, passUs - stallUs)
         if (rows == 1) {
             one.add(computeUs)
-            passes += PASS_ONE - (passes shr FADE_SHIFT)
-            this.stallUs += stallUs - (this.stallUs shr FADE_SHIFT)
-            this.readBytes += readBytes - (this.readBytes shr FADE_SHIFT)
+            if (numPlain < WARM_PASSES) numPlain++
+            passes += PASS_ONE - (passes shr PLAIN_FADE_SHIFT)
+            this.stallUs += stallUs - (this.stallUs shr PLAIN_FADE_SHIFT)
+            this.readBytes += readBytes - (this.readBytes shr PLAIN_FADE_SHIFT)
             return
         }
         if (!isKnown) return
@@ -137,7 +139,11 @@ internal class PassTimes {
 
         /** What further rows wait for the bytes that they add is begun with what so many plain passes wait for theirs. */
         private const val PRIOR_PASSES = 2L
+
+        /** Where passes read, so many plain ones come before anything is compared with them: a cold cache makes them wait. */
+        private const val WARM_PASSES = 24
         private const val FADE_SHIFT = 5
+        private const val PLAIN_FADE_SHIFT = 4
         private const val PASS_ONE = 1L shl 10
 
         /** What the rows of a pass but the first were expected to add, of what is known. */
