@@ -6,7 +6,6 @@ It rehearses an export: no weights are read or made.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lesonnx.errors import CheckpointError, InputError
-from lesonnx.manifest import AnyVision
 from lesonnx.memory import format_bytes
-from lesonnx.vision.album import DECODING_BYTES, PREPARING_BYTES, SESSION_BYTES, SESSION_SHARE
-from lesonnx.vision.cutting import View
+from lesonnx.vision.reading import Sized, bytes_to_read
 from lesonnx.vision.rules import views, working_bytes
 from lesonnx_export.checkpoint import Weights, read_json
 from lesonnx_export.config import Config
@@ -151,23 +148,11 @@ def _vision_sizes(eyes: Eyes, weights: Weights, options: ExportOptions, hidden_s
     reading, tokens, working = {}, {}, []
     for height, width in TYPICAL_PICTURES:
         cut, size = views(height, width, record), f"{width}x{height}"
-        reading[size] = reading_bytes(height, width, cut, record, store.end_bytes, hidden_size)
+        reading[size] = bytes_to_read([Sized(height, width, cut)], record, store.end_bytes, hidden_size)
         tokens[size] = sum(view.num_tokens(record) for view in cut)
         working.append(max(working_bytes(view, record) for view in cut))
     bits = options.vision_precision.dense_bits
     return VisionSizes(bits, record.num_parameters, store.end_bytes, working[0], working[-1], reading, tokens)
-
-
-def reading_bytes(
-    height: int, width: int, cut: Sequence[View], vision: AnyVision, weights_bytes: int, hidden_size: int
-) -> int:
-    """What a run asks experts for at most while it reads a picture: `album.reading_bytes`, where there is no bundle."""
-    crops = [view.size[0] * view.size[1] * 3 * FLOAT_BYTES["float32"] for view in cut]
-    rows = sum(view.num_tokens(vision) for view in cut) * (1 + vision.deepstack_layers)
-    preparing = height * width * max(DECODING_BYTES, PREPARING_BYTES) + max(crops)
-    working = max(working_bytes(view, vision) for view in cut)
-    tower = weights_bytes + int(weights_bytes * SESSION_SHARE) + SESSION_BYTES + working
-    return sum(crops) + rows * hidden_size * FLOAT_BYTES["float32"] + max(preparing, tower)
 
 
 def read_shape(shape: str) -> tuple[dict[str, Any], Path | None]:

@@ -18,7 +18,7 @@ from lesonnx.vision_wiring import CHANNELS, deepstack_name
 from lesonnx_export.blocks import Precision, Step
 from lesonnx_export.checkpoint import Weights
 from lesonnx_export.config import FLOAT32_MOST, Config
-from lesonnx_export.graph import MICROSOFT, DenseStore, Graph
+from lesonnx_export.graph import DenseStore, Graph
 from lesonnx_export.rope import inverse_frequencies
 from lesonnx_export.segments import BuiltPart
 from lesonnx_export.vision import transformer
@@ -210,15 +210,7 @@ def _attention(step: Step, config: TowerConfig, name: str, x: str, angles: tuple
     fused = transformer.linear(step, x, f"{name}qkv", 3 * size, size)
     query, key, value = graph.ops("Split", 3, fused, graph.constant([size] * 3, "int64"), axis=-1)
     query, key = (graph.op("RotaryEmbedding", part, *angles, num_heads=heads) for part in (query, key))
-    mixed = graph.op(
-        "MultiHeadAttention",
-        query,
-        key,
-        value,
-        domain=MICROSOFT,
-        num_heads=heads,
-        scale=(size // heads) ** -0.5,
-    )
+    mixed = transformer.mixed_heads(step, query, key, value, size, heads)
     return transformer.linear(step, mixed, f"{name}proj", size, size)
 
 

@@ -45,7 +45,13 @@ def self_attention(step: Step, x: str, name: str, size: int, num_heads: int) -> 
     query, key, value = graph.ops(
         "Split", 3, step.fused_linear(x, parts, size), graph.constant([size] * 3, "int64"), axis=-1
     )
-    mixed = graph.op(
+    mixed = mixed_heads(step, query, key, value, size, num_heads)
+    return linear(step, mixed, f"{name}.out_proj", size, size)
+
+
+def mixed_heads(step: Step, query: str, key: str, value: str, size: int, num_heads: int) -> str:
+    """The products of attention, without its maps: three times [B,N,size] -> [B,N,size]."""
+    return step.graph.op(
         "MultiHeadAttention",
         query,
         key,
@@ -54,7 +60,6 @@ def self_attention(step: Step, x: str, name: str, size: int, num_heads: int) -> 
         num_heads=num_heads,
         scale=(size // num_heads) ** -0.5,
     )
-    return linear(step, mixed, f"{name}.out_proj", size, size)
 
 
 def neighbours(step: Step, x: str, height: str, width: str, size: int) -> str:

@@ -24,19 +24,12 @@ from lesonnx.timeline import DENSE
 from lesonnx.vision.cutting import View
 from lesonnx.vision.eyes import Crop, Eyes, record_of
 from lesonnx.vision.pictures import open_picture
-from lesonnx.vision.rules import views, working_bytes
+from lesonnx.vision.reading import DECODING_BYTES, Sized, bytes_of_features, bytes_to_read
+from lesonnx.vision.rules import views
 
 # Features are kept as long as they take no more than this together: at a hidden size of 2048, those of three large
 # pictures, or of thirty small ones.
 KEPT_BYTES = 16 << 20
-# What a pixel takes at most while it is decoded (10 to 14 were measured for JPEG and PNG, 19.5 for JPEG 2000), and
-# while it is prepared: its own three bytes, and 4.2.
-DECODING_BYTES = 20
-PREPARING_BYTES = 8
-# What sessions take beside their weights' own bytes, while they open and later: for towers of 150 MB to 1 GB, in 4, 8
-# and 32 bits, 15 % to 38 % more were measured.
-SESSION_SHARE = 1 / 3
-SESSION_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,23 +155,13 @@ class Album:
 
 
 def reading_bytes(bundle: Bundle, pictures: Collection[Shown]) -> int:
-    """What reading pictures takes at most: all their crops and features, and first one picture, then the tower."""
+    """What reading pictures of a bundle takes at most; see `bytes_to_read`."""
     vision = record_of(bundle)
-    weights = bundle.file(vision.data).stat().st_size
-    pixels = max(shown.height * shown.width for shown in pictures) * max(DECODING_BYTES, PREPARING_BYTES)
-    views = [view for shown in pictures for view in shown.views]
-    working = max(working_bytes(view, vision) for view in views)
-    tower = weights + int(weights * SESSION_SHARE) + SESSION_BYTES + working
-    # In float32; while one picture is prepared, its crops are there twice.
-    crops = sum(view.size[0] * view.size[1] * 3 * 4 for view in views)
-    largest = max(view.size[0] * view.size[1] * 3 * 4 for view in views)
-    features = sum(features_bytes(bundle, shown) for shown in pictures)
-    return crops + features + max(pixels + largest, tower)
+    sized = [Sized(shown.height, shown.width, shown.views) for shown in pictures]
+    weights_bytes = bundle.file(vision.data).stat().st_size
+    return bytes_to_read(sized, vision, weights_bytes, bundle.manifest.model.hidden_size)
 
 
 def features_bytes(bundle: Bundle, shown: Shown) -> int:
     """What a picture's features take."""
-    vision = record_of(bundle)
-    num_tokens = sum(view.num_tokens(vision) for view in shown.views)
-    row = (1 + vision.deepstack_layers) * bundle.manifest.model.hidden_size
-    return num_tokens * row * np.dtype(np.float32).itemsize
+    return bytes_of_features(shown.views, record_of(bundle), bundle.manifest.model.hidden_size)
